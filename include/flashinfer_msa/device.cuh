@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one seam between the kernels and the machine. Everything that a GPU does and a CPU does not
+// (thread indices, barriers, votes, shuffles) is reached through this file, so that the tests can
+// swap it for an emulation (tests/emulator) and run the very same kernels on a CPU.
+//
+// Every collective below must be called by all threads of its scope: there are no lane masks.
+#pragma once
+
+#include <cstdint>
+
+#if defined(FLASHINFER_MSA_EMULATED_DEVICE)
+#include FLASHINFER_MSA_EMULATED_DEVICE
+#else
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define FLASHINFER_MSA_DEVICE __device__ __forceinline__
+#define FLASHINFER_MSA_PRAGMA(text) _Pragma(#text)
+#define FLASHINFER_MSA_UNROLL _Pragma("unroll")
+#define FLASHINFER_MSA_UNROLL_BY(n) FLASHINFER_MSA_PRAGMA(unroll n)
+
+namespace flashinfer_msa {
+
+FLASHINFER_MSA_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+FLASHINFER_MSA_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) & 31; }
+FLASHINFER_MSA_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) >> 5; }
+FLASHINFER_MSA_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
+FLASHINFER_MSA_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
+
+FLASHINFER_MSA_DEVICE void sync_block() { __syncthreads(); }
+FLASHINFER_MSA_DEVICE void sync_warp() { __syncwarp(); }
+
+FLASHINFER_MSA_DEVICE uint32_t warp_ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
+FLASHINFER_MSA_DEVICE bool warp_any(bool predicate) { return __any_sync(~0u, predicate); }
+FLASHINFER_MSA_DEVICE int warp_sum(int x) { return __reduce_add_sync(~0u, x); }
+FLASHINFER_MSA_DEVICE int warp_min(int x) { return __reduce_min_sync(~0u, x); }
+FLASHINFER_MSA_DEVICE int warp_max(int x) { return __reduce_max_sync(~0u, x); }
+
+FLASHINFER_MSA_DEVICE int count_bits(uint32_t x) { return __popc(x); }
+FLASHINFER_MSA_DEVICE int lowest_bit(uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }
+FLASHINFER_MSA_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
+FLASHINFER_MSA_DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
+
+// The larger and the smaller of two scores. `larger_or_nan` answers NaN if either is one.
+FLASHINFER_MSA_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+FLASHINFER_MSA_DEVICE float smaller(float a, float b) { return fminf(a, b); }
+FLASHINFER_MSA_DEVICE float larger_or_nan(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+// Scores widen to float exactly; they are read once and never written by the kernels.
+FLASHINFER_MSA_DEVICE float load_score(const float* p) { return __ldg(p); }
+FLASHINFER_MSA_DEVICE float load_score(const __half* p) { return __half2float(__ldg(p)); }
+FLASHINFER_MSA_DEVICE float load_score(const __nv_bfloat16* p) {
+  return __bfloat162float(__ldg(p));
+}
+
+// A copy from global to shared memory that runs on while the thread does: kBytes (4 or 16, aligned)
+// are written, of which the first `valid` are read and the rest are zero.
+template <int kBytes>
+FLASHINFER_MSA_DEVICE void copy_async(void* to, const void* from, int valid) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+                 "r"(valid)
+                 : "memory");
+  }
+}
+// Closes a group of the thread's copies.
+FLASHINFER_MSA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until no more than the last kPending of the thread's groups are under way.
+template <int kPending>
+FLASHINFER_MSA_DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// 16 bytes of scores that lie together in shared memory, aligned to 16.
+template <class Score>
+FLASHINFER_MSA_DEVICE void read_scores(const Score* p, float (&v)[16 / sizeof(Score)]) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(p);
+  Score scores[16 / sizeof(Score)];
+  memcpy(scores, &bits, sizeof(bits));
+  FLASHINFER_MSA_UNROLL
+  for (int i = 0; i < static_cast<int>(16 / sizeof(Score)); ++i)
+    v[i] = static_cast<float>(scores[i]);
+}
+
+}  // namespace flashinfer_msa
+
+#endif

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warp scope: narrows a list of candidates in shared memory to the best `wanted`.
+//
+// A round deals the candidates to groups and takes each group's best score, its leader. The
+// `wanted`-th largest leader is a threshold that at least `wanted` candidates reach. If fewer than
+// `wanted` exceed it, it is exactly the score of the last block to choose: done. Otherwise only
+// those above it stay; they sit in fewer than `wanted` groups, so a round drops half or more.
+// With no more candidates than groups every candidate leads, and the threshold is exact.
+#pragma once
+
+#include "row.cuh"
+
+namespace flashinfer_msa {
+
+// Groups for each lane, so that at most half of all groups lie above the threshold.
+constexpr int groups_per_lane(int topk) { return topk <= 16 ? 1 : topk <= 32 ? 2 : 4; }
+
+FLASHINFER_MSA_DEVICE uint32_t lower_lanes() { return (1u << lane_index()) - 1u; }
+
+// How many of kCount scores in shared memory (aligned to 16 bytes) exceed each of the lane's own.
+template <int kCount, int kMine>
+FLASHINFER_MSA_DEVICE void count_above(const float* scores, const float (&mine)[kMine],
+                                       int (&above)[kMine]) {
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) above[g] = 0;
+  FLASHINFER_MSA_UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    float four[4];
+    read_scores(scores + i, four);
+    FLASHINFER_MSA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      FLASHINFER_MSA_UNROLL
+      for (int g = 0; g < kMine; ++g) above[g] += four[j] > mine[g];
+    }
+  }
+}
+
+// The `wanted`-th largest of the leaders in shared memory, -inf if there are fewer. All lanes call
+// and get it; the leaders must be visible to the warp, and stay untouched until it syncs.
+template <int kPerLane>
+FLASHINFER_MSA_DEVICE float kth_leader(const float (&leader)[kPerLane * kWarpSize], int wanted) {
+  float mine[kPerLane];
+  int above[kPerLane];
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kPerLane; ++g) mine[g] = leader[g * kWarpSize + lane_index()];
+  count_above<kPerLane * kWarpSize>(leader, mine, above);
+  int32_t least = ordered_bits(infinity());
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kPerLane; ++g) {
+    const int32_t key = ordered_bits(mine[g]);
+    if (above[g] < wanted && key < least) least = key;
+  }
+  return from_ordered_bits(warp_min(least));
+}
+
+template <int kTopK, int kCapacityT>
+struct CandidateList {
+  static constexpr int kCapacity = kCapacityT;
+  static constexpr int kPerLane = groups_per_lane(kTopK);
+  static_assert(kCapacity >= kWarpSize, "few() reads a score for each lane");
+
+  alignas(16) float score[kCapacity];
+  alignas(16) float leader[kPerLane * kWarpSize];
+  int32_t block[kCapacity];  // ascending
+
+  // Keeps the best `wanted` of `count` candidates (ties to the lower block), in order; answers how
+  // many are left. Called by one whole warp, which sees the list; ends synchronised.
+  FLASHINFER_MSA_DEVICE int narrow(int count, int wanted) {
+    while (count > wanted) {
+      const float threshold = find_threshold(count, wanted);
+      const int above = count_exceeding(count, threshold);
+      if (above < wanted) return keep(count, threshold, wanted - above);
+      count = keep(count, threshold, 0);
+    }
+    return count;
+  }
+
+  // The same where no more than 32 are left (`count` > 32 narrows first), without moving them:
+  // whether the lane's candidate, block[lane], is among the best.
+  FLASHINFER_MSA_DEVICE bool is_chosen(int& count, int wanted) {
+    while (count > kWarpSize) {
+      const float threshold = find_threshold(count, wanted);
+      const int above = count_exceeding(count, threshold);
+      count = keep(count, threshold, above < wanted ? wanted - above : 0);
+    }
+    const int lane = lane_index();
+    const float mine[1] = {lane < count ? score[lane] : no_score()};
+    if (lane >= count) score[lane] = no_score();
+    sync_warp();
+    int above[1];
+    count_above<kWarpSize>(score, mine, above);
+    bool chosen = lane < count && above[0] < wanted;
+    if (count_bits(warp_ballot(chosen)) > wanted) {  // ties: the lowest blocks among the worst
+      const int worst = warp_max(chosen ? above[0] : 0);
+      const uint32_t tied = warp_ballot(chosen && above[0] == worst);
+      chosen = chosen && (above[0] < worst || worst + count_bits(tied & lower_lanes()) < wanted);
+    }
+    return chosen;
+  }
+
+ private:
+  FLASHINFER_MSA_DEVICE float find_threshold(int count, int wanted) {
+    float best[kPerLane];
+    FLASHINFER_MSA_UNROLL
+    for (int g = 0; g < kPerLane; ++g) best[g] = no_score();
+    for (int base = 0; base < count; base += kPerLane * kWarpSize) {
+      FLASHINFER_MSA_UNROLL
+      for (int g = 0; g < kPerLane; ++g) {
+        const int i = base + g * kWarpSize + lane_index();
+        if (i < count) best[g] = larger(best[g], score[i]);
+      }
+    }
+    sync_warp();
+    FLASHINFER_MSA_UNROLL
+    for (int g = 0; g < kPerLane; ++g) leader[g * kWarpSize + lane_index()] = best[g];
+    sync_warp();
+    return kth_leader<kPerLane>(leader, wanted);
+  }
+
+  FLASHINFER_MSA_DEVICE int count_exceeding(int count, float threshold) const {
+    int above = 0;
+    for (int i = lane_index(); i < count; i += kWarpSize) above += score[i] > threshold;
+    return warp_sum(above);
+  }
+
+  // Keeps what exceeds the threshold and the first `ties` that equal it.
+  FLASHINFER_MSA_DEVICE int keep(int count, float threshold, int ties) {
+    int kept = 0;
+    for (int base = 0; base < count; base += kWarpSize) {
+      const int i = base + lane_index();
+      const float s = i < count ? score[i] : no_score();
+      const int32_t b = i < count ? block[i] : -1;
+      const uint32_t equal = warp_ballot(i < count && s == threshold);
+      const int ties_before = count_bits(equal & lower_lanes());
+      const bool stays = s > threshold || (i < count && s == threshold && ties_before < ties);
+      const uint32_t staying = warp_ballot(stays);
+      sync_warp();  // all lanes have read before any writes: a vote alone does not order memory
+      if (stays) {
+        const int slot = kept + count_bits(staying & lower_lanes());
+        score[slot] = s;
+        block[slot] = b;
+      }
+      kept += count_bits(staying);
+      ties -= count_bits(equal) < ties ? count_bits(equal) : ties;
+    }
+    sync_warp();
+    return kept;
+  }
+};
+
+}  // namespace flashinfer_msa
