@@ -33,7 +33,7 @@ from flashinfer_msa.reference import msa_topk_select_reference as reference
 Op = Callable[..., torch.Tensor]
 BATCH = 64
 MAX_SCORES = 1 << 21  # of a usual case; a crowd of rows may hold four times as many
-MANY_ROWS = 2048  # other kernels take over about here
+MANY_ROWS = 4096  # other kernels take over about here
 PLAIN_KINDS = ("constant", "ascending", "quantised", "normal")
 DTYPES = {name: dtype for dtype, name in draws.DTYPE_NAMES.items()}
 

@@ -13,7 +13,7 @@ from scores import FORMATS, INF, NAN
 POISON = 0x7F7F7F7F  # what `output` holds before the call: no id, and no -1
 GUARD_WORD = 0x5A5A5A5A
 GUARD = 64  # words on either side: two cache lines
-MANY_ROWS = 2100  # more than the bound from which the other family of kernels serves a call
+MANY_ROWS = 4200  # more than the bound from which the other family of kernels serves a call
 MAX_CROWD = 1 << 25  # scores
 
 # Strides of an (H, P, S) view. Both orders of memory, with and without padding.

@@ -55,11 +55,29 @@ def test_tokens_round_each_power_of_two(device, count, layout):
 
 
 @pytest.mark.parametrize("heads", range(1, 10))
-def test_rows_round_the_bound_between_few_and_many(device, heads):
-    """2,048 rows of all heads together, give or take a token."""
-    for blocks in (20, 70, 700) if device.type == "cuda" else (20,):
-        for count in range(2048 // heads - 1, 2048 // heads + 3):
-            check(draw("normal+zeros+some_nan", (heads, blocks, count), device=device), 16)
+@pytest.mark.parametrize("rows", [128, 4096])
+def test_rows_round_the_bounds_between_kernels(device, heads, rows):
+    """Rows of all heads together at which other kernels take over, give or take a token."""
+    for blocks in (20, 129, 700, 2049) if device.type == "cuda" else (20,):
+        for count in range(rows // heads - 1, rows // heads + 3):
+            values = draw("normal+zeros+some_nan", (heads, blocks, count), device=device)
+            check(values, 16)
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 5, 7, 8, 9])
+def test_tokens_round_the_bound_from_which_they_share_a_thread_block(device, tokens):
+    for heads, blocks in [(1, 128), (33, 129), (33, 513), (33, 2049), (33, 5000)]:
+        values = draw("normal+zeros+some_nan", (heads, blocks, tokens), device=device)
+        check(values, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("blocks", [128, 129, 1535, 1536])
+def test_the_bounds_between_the_kernels_for_many_rows(blocks):
+    for heads, tokens in [(1, 25_568), (1, 25_601), (40, 640), (799, 32), (800, 7)]:
+        values = draw("normal+zeros+some_nan", (heads, blocks, tokens), device="cuda")
+        output = run_guarded(values, 16)
+        assert_exact(output, reference(values, 16), values)
 
 
 @LAYOUT

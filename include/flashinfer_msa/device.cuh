@@ -38,6 +38,9 @@ FLASHINFER_MSA_DEVICE int warp_sum(int x) { return __reduce_add_sync(~0u, x); }
 FLASHINFER_MSA_DEVICE int warp_min(int x) { return __reduce_min_sync(~0u, x); }
 FLASHINFER_MSA_DEVICE int warp_max(int x) { return __reduce_max_sync(~0u, x); }
 
+// The value that lane `lane` passes.
+FLASHINFER_MSA_DEVICE int warp_shuffle(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+
 FLASHINFER_MSA_DEVICE int count_bits(uint32_t x) { return __popc(x); }
 FLASHINFER_MSA_DEVICE int lowest_bit(uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }
 FLASHINFER_MSA_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }

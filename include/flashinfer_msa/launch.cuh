@@ -15,10 +15,15 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocksPerSM)
   Kernel{params, *reinterpret_cast<typename Kernel::Storage*>(storage)}.run();
 }
 
+// What a thread block may have on every GPU that runs our sm_80 code, 8.6 and 8.9 included.
+constexpr size_t kMaxStorage = 99 * 1024;
+
 // Loads the kernel on the current GPU and allows it its shared memory. Once a GPU, before the
 // first launch there: neither step is legal while a graph is being captured.
 template <class Kernel>
 cudaError_t prepare_kernel() {
+  static_assert(sizeof(typename Kernel::Storage) <= kMaxStorage,
+                "shared memory of the smallest GPU");
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, run_kernel<Kernel>);
   if (error != cudaSuccess) return error;

@@ -18,33 +18,27 @@ namespace flashinfer_msa {
 //    8,192   4 x 8192   255.7     257.0     298.5   233.6
 //      128   1 x 8192     9.9       7.2      12.3     3.2
 //    1,024   4 x 2048    42.9      16.9      20.3    10.3
-//    8,192   4 x  256   154.7      52.5      33.2    10.0
 template <class Policy, bool kBlocksTogether>
 struct ManyRowsKernels {
-  // Selections wider than 16 need the groups of two warps, and leave no room for eight.
+  // Selections wider than 16 need the groups of two warps, and twice the list.
   static constexpr bool kNarrow = Policy::kTopK <= 16;
   using Lean = RowPerLane<Policy, kBlocksTogether, kNarrow ? 1 : 2, kNarrow ? 4 : 2>;
-  using Wide = RowPerLane<Policy, kBlocksTogether, 4, 2>;
-  using Widest = RowPerLane<Policy, kBlocksTogether, kNarrow ? 8 : 4, 2>;
+  using Wide = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 2 : 1>;
 
   static constexpr int kLeanWarps = 800;  // of 32 rows each, that keep the GPU busy alone
-  static constexpr int kWideWarps = 64;   // likewise with four each
   static constexpr int kShort = 128;      // blocks that one warp's ring holds
   static constexpr int kLong = 1536;      // blocks from which the least work wins again
 
   static cudaError_t prepare() {
-    cudaError_t error = prepare_kernel<Lean>();
-    if (error == cudaSuccess) error = prepare_kernel<Wide>();
-    if (error == cudaSuccess) error = prepare_kernel<Widest>();
-    return error;
+    const cudaError_t error = prepare_kernel<Lean>();
+    return error == cudaSuccess ? prepare_kernel<Wide>() : error;
   }
 
   static cudaError_t launch(const Params& params, cudaStream_t stream) {
     const int64_t warps = int64_t{params.heads} * ((params.tokens + kWarpSize - 1) / kWarpSize);
     const bool lean = params.blocks <= kShort || params.blocks >= kLong;
     if (warps >= kLeanWarps && lean) return launch_kernel<Lean>(params, stream);
-    if (warps >= kWideWarps) return launch_kernel<Wide>(params, stream);
-    return launch_kernel<Widest>(params, stream);
+    return launch_kernel<Wide>(params, stream);
   }
 };
 

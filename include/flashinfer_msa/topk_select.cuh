@@ -25,13 +25,8 @@ template <class Policy>
 struct TopKSelect {
   // Wider selections than this would not fit the registers of RowPerLane's sorting networks.
   static constexpr bool kHasManyRows = Policy::kTopK <= 32;
-  // Rows from which one lane a row wins over one thread block a row. Where a token's blocks lie
-  // apart, a block a row wastes most of each sector that it reads, and loses sooner on long rows.
-  static constexpr int64_t kManyRows = 2048;
-  static constexpr int64_t kManyLongRows = 1024;
-  static constexpr int64_t kManyRowsTogether = 4096;
-  static constexpr int kLongRow = 1024;
-  static constexpr int kMaxHeads = 65535;  // of one launch: see grid_of_heads
+  static constexpr int64_t kManyRows = 4096;  // from which one lane a row wins
+  static constexpr int kMaxHeads = 65535;     // of one launch: see grid_of_heads
 
   static cudaError_t prepare() {
     const cudaError_t error = FewRows<Policy>::prepare();
@@ -52,10 +47,7 @@ struct TopKSelect {
 
  private:
   static bool has_many_rows(const Params& p) {
-    const int64_t rows = int64_t{p.heads} * p.tokens;
-    if (!kHasManyRows) return false;
-    if (p.token_stride != 1) return rows >= kManyRowsTogether;
-    return rows >= (p.blocks >= kLongRow ? kManyLongRows : kManyRows);
+    return kHasManyRows && int64_t{p.heads} * p.tokens >= kManyRows;
   }
 
   // Whether all that lies together starts at multiples of 16 bytes, so that it can be copied so.

@@ -57,6 +57,7 @@ template <int kTopK, int kCapacityT>
 struct CandidateList {
   static constexpr int kCapacity = kCapacityT;
   static constexpr int kPerLane = groups_per_lane(kTopK);
+  static constexpr bool kFitsLanes = kTopK <= kWarpSize;
   static_assert(kCapacity >= kWarpSize, "few() reads a score for each lane");
 
   alignas(16) float score[kCapacity];
@@ -66,17 +67,32 @@ struct CandidateList {
   // Keeps the best `wanted` of `count` candidates (ties to the lower block), in order; answers how
   // many are left. Called by one whole warp, which sees the list; ends synchronised.
   FLASHINFER_MSA_DEVICE int narrow(int count, int wanted) {
-    while (count > wanted) {
-      const float threshold = find_threshold(count, wanted);
-      const int above = count_exceeding(count, threshold);
-      if (above < wanted) return keep(count, threshold, wanted - above);
-      count = keep(count, threshold, 0);
+    if constexpr (kFitsLanes) {
+      const bool stays = is_chosen(count, wanted);
+      const float s = score[lane_index()];
+      const int32_t b = block[lane_index()];
+      const uint32_t staying = warp_ballot(stays);
+      sync_warp();  // all lanes have read before any writes
+      if (stays) {
+        const int slot = count_bits(staying & lower_lanes());
+        score[slot] = s;
+        block[slot] = b;
+      }
+      sync_warp();
+      return count_bits(staying);
+    } else {
+      while (count > wanted) {
+        const float threshold = find_threshold(count, wanted);
+        const int above = count_exceeding(count, threshold);
+        if (above < wanted) return keep(count, threshold, wanted - above);
+        count = keep(count, threshold, 0);
+      }
+      return count;
     }
-    return count;
   }
 
-  // The same where no more than 32 are left (`count` > 32 narrows first), without moving them:
-  // whether the lane's candidate, block[lane], is among the best.
+  // The same without moving the last 32: whether the lane's candidate, block[lane], is among the
+  // best. Narrows longer lists first, and leaves in `count` how many it then looked at.
   FLASHINFER_MSA_DEVICE bool is_chosen(int& count, int wanted) {
     while (count > kWarpSize) {
       const float threshold = find_threshold(count, wanted);
