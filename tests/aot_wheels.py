@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel of two prebuilt kernels, built once for all tests that look at it."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SPECS = ("topk_select_k16_f32_b0_e1_token", "topk_select_k16_f32_bx_ex_uniform")
+TREE = ("flashinfer_msa", "include", "templates", "aot", "LICENSE", "README.md", "pyproject.toml")
+
+
+def copy_tree(source: Path, to: Path) -> Path:
+    """Copy what a build reads."""
+    to.mkdir(parents=True)
+    for name in TREE:
+        copy = shutil.copytree if (source / name).is_dir() else shutil.copy
+        copy(source / name, to / name)
+    return to
+
+
+def build(tree: Path, out: Path, **environment: str) -> Path:
+    """Build the wheel of the few kernels as a user does."""
+    command = [sys.executable, str(tree / "aot" / "build_wheel.py"), "--out", str(out)]
+    command += ["--arch", "8.0", "--arch", "9.0", *(w for s in SPECS for w in ("--spec", s))]
+    env = {**os.environ, "FLASHINFER_MSA_DISABLE_JIT": "1", **environment}
+    done = subprocess.run(command, cwd=out.parent, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (out / "log").write_text(done.stdout)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+class Built(NamedTuple):
+    """The wheel, the copy of the sources that it was made of, and the folder of both."""
+
+    folder: Path
+    tree: Path
+    wheel: Path
+
+
+@functools.cache
+def build_once(base: Path) -> Built:
+    """Build the wheel below the tests' folder, for all files of tests."""
+    folder = base / "aot"
+    folder.mkdir()
+    tree = copy_tree(ROOT, folder / "tree")
+    return Built(folder, tree, build(tree, folder / "dist"))
