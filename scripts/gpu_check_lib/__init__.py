@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of scripts/gpu_check."""
