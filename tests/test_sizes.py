@@ -74,8 +74,8 @@ def test_tokens_round_the_bound_from_which_they_share_a_thread_block(device, tok
 @pytest.mark.gpu
 @pytest.mark.parametrize("blocks", [128, 129, 1535, 1536])
 def test_the_bounds_between_the_kernels_for_many_rows(blocks):
-    for heads, tokens in [(1, 25_568), (1, 25_601), (40, 640), (799, 32), (800, 7)]:
-        values = draw("normal+zeros+some_nan", (heads, blocks, tokens), device="cuda")
+    for heads, count in [(1, 25_568), (1, 25_601), (40, 640), (799, 32), (800, 7)]:
+        values = draw("normal+zeros+some_nan", (heads, blocks, count), device="cuda")
         output = run_guarded(values, 16)
         assert_exact(output, reference(values, 16), values)
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run compute-sanitizer's tools over calls that reach every kernel; nothing may be found."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+FOUND = 86  # exit code of compute-sanitizer after a finding
+_SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+
+
+class Step(NamedTuple):
+    """What a tool came to."""
+
+    name: str
+    result: str
+    findings: int | None
+    seconds: float
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="scripts/sanitize", description=__doc__)
+    parser.add_argument(
+        "--tool", action="append", choices=TOOLS, help="only this one; may be given again"
+    )
+    parser.add_argument("--quick", action="store_true", help="one spec, fewer layouts")
+    parser.add_argument("--limit", type=float, default=420, help="seconds a tool may take")
+    parser.add_argument("--out", type=Path, help="where the logs go")
+    return parser.parse_args()
+
+
+def find_sanitizer() -> str:
+    """Find compute-sanitizer on PATH or in a toolkit; exit if there is none."""
+    homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    for home in (*homes, "/usr/local/cuda"):
+        for folder in ("bin", "compute-sanitizer"):
+            path = Path(home, folder, "compute-sanitizer")
+            if home and path.is_file() and os.access(path, os.X_OK):
+                return str(path)
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        sys.exit("compute-sanitizer was not found on PATH or in CUDA_HOME")
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Return the children's: each tensor gets memory of its own, of exactly its size."""
+    return {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run(command: list[str], log: Path, limit: float) -> tuple[int | None, float]:
+    """Run a command into a log; return its exit code, None if it took too long, and seconds."""
+    start = time.perf_counter()
+    with log.open("wb") as file:
+        try:
+            done = subprocess.run(
+                command, stdout=file, stderr=file, timeout=limit, env=environment()
+            )
+            code: int | None = done.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    return code, time.perf_counter() - start
+
+
+def run_tool(tool: str, sanitizer: str, calls: list[str], out: Path, limit: float) -> Step:
+    """Run one tool over the calls."""
+    report = out / f"{tool}.report"
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "50"]
+    # torch probes for what a driver may not have; those failures are answers, not faults.
+    command += ["--report-api-errors", "no", "--log-file", str(report)]
+    code, seconds = run([*command, *calls], out / f"{tool}.log", limit)
+    text = report.read_text(errors="replace") if report.is_file() else ""
+    counts = [int(a or b) for a, b in _SUMMARY.findall(text)]
+    findings = sum(counts) if counts else None
+    if code is None:
+        return Step(tool, "timed out", findings, seconds)
+    if findings is None:
+        return Step(tool, f"no summary ({code})", None, seconds)
+    if code == 0 and findings == 0:
+        return Step(tool, "clean", 0, seconds)
+    return Step(tool, "found" if findings else f"failed ({code})", findings, seconds)
+
+
+def show_failure(out: Path, step: Step) -> None:
+    """Print the start of what a failed step said."""
+    for name in (f"{step.name}.report", f"{step.name}.log"):
+        path = out / name
+        if path.is_file():
+            lines = path.read_text(errors="replace").splitlines()
+            print(f"--- {path}", *lines[:30], *(["..."] if len(lines) > 60 else []), sep="\n")
+            print(*lines[30:][-30:], sep="\n")
+
+
+def main() -> int:
+    """Check the coverage, run the tools, print a table."""
+    options = parse()
+    sanitizer = find_sanitizer()
+    out = options.out or Path(tempfile.mkdtemp(prefix="sanitize."))
+    out.mkdir(parents=True, exist_ok=True)
+    calls = [sys.executable, "-m", "sanitize_lib.calls", *(["--quick"] if options.quick else [])]
+
+    # First without a tool: it builds the kernels, and what no call reaches no tool sees.
+    code, seconds = run([*calls, "--coverage"], out / "coverage.log", options.limit)
+    lines = (out / "coverage.log").read_text(errors="replace").strip().splitlines()
+    said = next((line for line in lines if "kernels reached" in line), "no answer")
+    steps = [Step("coverage", said if code in (0, 1) else f"failed ({code})", None, seconds)]
+    bad = [steps[0]] if code != 0 else []
+    for tool in options.tool or TOOLS:
+        step = run_tool(tool, sanitizer, calls, out, options.limit)
+        steps.append(step)
+        if step.result != "clean":
+            bad.append(step)
+    for step in bad:
+        show_failure(out, step)
+
+    print(f"\n{'tool':10} {'result':28} {'findings':>8} {'seconds':>8}")
+    for step in steps:
+        findings = "" if step.findings is None else step.findings
+        print(f"{step.name:10} {step.result:28} {findings:>8} {step.seconds:8.0f}")
+    total = sum(step.findings or 0 for step in steps)
+    print(f"logs: {out}")
+    print(f"sanitize: {said}, {total} findings, {'FAILED' if bad else 'clean'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions of <flashinfer_msa/device.cuh> on a CPU. A thread of a block is a fibre; a barrier
+// or a collective is a rendezvous, at which the threads of the scope must meet at one call site.
+//
+// To add a function of the seam: arithmetic is one line here. A warp collective is a few, see
+// warp_shuffle: `meet` hands each lane what all lanes brought. A load or a store needs nothing, the
+// compiler reports every access (runtime.cpp); one that it does not see calls `touch`. A barrier
+// needs a scope: warp, block and cluster are there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+using cudaStream_t = void*;
+enum cudaError_t : int { cudaSuccess = 0, cudaErrorNotSupported = 801 };
+inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated device"; }
+
+#define FLASHINFER_MSA_DEVICE inline
+#define FLASHINFER_MSA_UNROLL
+#define FLASHINFER_MSA_UNROLL_BY(count)
+
+namespace flashinfer_msa {
+
+namespace emulator {
+
+// A place in the kernels; as a default argument, the caller's.
+struct Site {
+  const char* file;
+  int line;
+  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
+struct Lanes {
+  uint64_t value[32];
+};
+
+struct Kernel {
+  const char* name;
+  int64_t grid_x, grid_y;
+  int cluster;  // blocks that run together and may read each other's shared memory
+  int threads;
+  size_t storage, alignment;
+  const void* params;
+  size_t params_size;
+  void (*body)(const void* params, void* storage);
+};
+
+int thread();
+int block_x();
+int block_y();
+int cluster_rank();
+void* storage_of(int rank);  // of a block of the cluster
+
+// Lanes of the warp meet: each brings a value and gets all of them. Memory is not ordered by it.
+Lanes meet(const char* what, Site site, uint64_t value);
+void sync_warp(Site site);
+void sync_block(Site site);
+void sync_cluster(Site site);
+
+void copy_async(void* to, const void* from, size_t size, size_t valid, Site site);
+void commit_copies();
+void wait_copies(size_t pending);
+
+void touch(const void* p, size_t size, bool writes);
+void expect_aligned(const void* p, size_t alignment);
+bool is_mutant(int number);  // for copies of the kernels with faults in them
+void prepare(const char* name, int threads, size_t storage);
+void launch(const Kernel& kernel);
+
+template <class T>
+constexpr const char* name_of() {
+  return __PRETTY_FUNCTION__;
+}
+
+// Kernels without clusters do not say so.
+template <class K>
+constexpr auto cluster_of(int) -> decltype(int{K::kClusterBlocks}) {
+  return K::kClusterBlocks;
+}
+template <class K>
+constexpr int cluster_of(long) {
+  return 1;
+}
+
+template <class To, class From>
+inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline float half_value(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t exponent = half >> 10 & 31, mantissa = half & 1023;
+  if (exponent == 0) {  // zero or subnormal: a multiple of 2^-24
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return bit_cast<float>(bit_cast<uint32_t>(magnitude) | sign);
+  }
+  const uint32_t widened = exponent == 31 ? 255 : exponent + 127 - 15;
+  return bit_cast<float>(sign | widened << 23 | mantissa << 13);
+}
+
+}  // namespace emulator
+}  // namespace flashinfer_msa
+
+// As many bits as on the GPU, and no arithmetic but what the kernels do: widen, and make a zero.
+struct __half {
+  uint16_t bits;
+  __half() = default;
+  explicit constexpr __half(float zero) : bits(static_cast<uint16_t>(zero)) {}
+  explicit operator float() const { return flashinfer_msa::emulator::half_value(bits); }
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+  __nv_bfloat16() = default;
+  explicit constexpr __nv_bfloat16(float zero) : bits(static_cast<uint16_t>(zero)) {}
+  explicit operator float() const {
+    return flashinfer_msa::emulator::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+};
+
+namespace flashinfer_msa {
+
+inline int thread_index() { return emulator::thread(); }
+inline int lane_index() { return emulator::thread() % 32; }
+inline int warp_index() { return emulator::thread() / 32; }
+inline int block_x() { return emulator::block_x(); }
+inline int block_y() { return emulator::block_y(); }
+
+inline void sync_block(emulator::Site site = emulator::Site::here()) { emulator::sync_block(site); }
+inline void sync_warp(emulator::Site site = emulator::Site::here()) { emulator::sync_warp(site); }
+
+inline uint32_t warp_ballot(bool predicate, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_ballot", site, predicate);
+  uint32_t ballot = 0;
+  for (int i = 0; i < 32; ++i) ballot |= static_cast<uint32_t>(all.value[i]) << i;
+  return ballot;
+}
+inline bool warp_any(bool predicate, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_any", site, predicate);
+  bool any = false;
+  for (uint64_t value : all.value) any |= value != 0;
+  return any;
+}
+inline int warp_sum(int x, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_sum", site, static_cast<uint32_t>(x));
+  uint32_t sum = 0;  // wraps, as on the GPU
+  for (uint64_t value : all.value) sum += static_cast<uint32_t>(value);
+  return static_cast<int>(sum);
+}
+inline int warp_min(int x, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_min", site, static_cast<uint32_t>(x));
+  for (uint64_t value : all.value) x = static_cast<int>(value) < x ? static_cast<int>(value) : x;
+  return x;
+}
+inline int warp_max(int x, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_max", site, static_cast<uint32_t>(x));
+  for (uint64_t value : all.value) x = static_cast<int>(value) > x ? static_cast<int>(value) : x;
+  return x;
+}
+inline int warp_shuffle(int x, int lane, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_shuffle", site, static_cast<uint32_t>(x));
+  return static_cast<int>(all.value[lane & 31]);
+}
+
+inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
+inline int lowest_bit(uint32_t x) { return __builtin_ffs(static_cast<int>(x)) - 1; }
+inline uint32_t float_bits(float x) { return emulator::bit_cast<uint32_t>(x); }
+inline float bits_float(uint32_t x) { return emulator::bit_cast<float>(x); }
+
+// PTX: one NaN yields the other operand, two the canonical NaN; -0.0 is below +0.0.
+inline float larger(float a, float b) {
+  if (a != a) return b == b ? b : bits_float(0x7fffffffu);
+  if (b != b) return a;
+  if (a == b) return float_bits(a) >> 31 ? b : a;
+  return a > b ? a : b;
+}
+inline float smaller(float a, float b) {
+  if (a != a) return b == b ? b : bits_float(0x7fffffffu);
+  if (b != b) return a;
+  if (a == b) return float_bits(a) >> 31 ? a : b;
+  return a < b ? a : b;
+}
+inline float larger_or_nan(float a, float b) {
+  return a == a && b == b ? larger(a, b) : bits_float(0x7fffffffu);
+}
+
+template <class Score>
+inline float load_score(const Score* p) {
+  return static_cast<float>(*p);
+}
+template <class Score, int kCount>
+inline void load_scores(const Score* p, float (&v)[kCount]) {
+  static_assert(kCount * sizeof(Score) % 16 == 0, "whole vectors");
+  emulator::expect_aligned(p, 16);
+  for (int i = 0; i < kCount; ++i) v[i] = static_cast<float>(p[i]);
+}
+template <class Score>
+inline void read_scores(const Score* p, float (&v)[16 / sizeof(Score)]) {
+  load_scores(p, v);
+}
+
+// Takes place as late as it may: when the thread waits for it.
+template <int kBytes>
+inline void copy_async(void* to, const void* from, int valid,
+                       emulator::Site site = emulator::Site::here()) {
+  emulator::copy_async(to, from, kBytes, static_cast<size_t>(valid), site);
+}
+inline void commit_copies() { emulator::commit_copies(); }
+template <int kPending>
+inline void wait_copies() {
+  emulator::wait_copies(kPending);
+}
+
+template <class Kernel>
+cudaError_t prepare_kernel() {
+  emulator::prepare(emulator::name_of<Kernel>(), Kernel::kThreads,
+                    sizeof(typename Kernel::Storage));
+  return cudaSuccess;
+}
+
+template <class Kernel, class ParamsT>
+cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
+  const auto body = [](const void* params, void* storage) {
+    Kernel{*static_cast<const ParamsT*>(params), *static_cast<typename Kernel::Storage*>(storage)}
+        .run();
+  };
+  const auto grid = Kernel::grid(params);
+  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, emulator::cluster_of<Kernel>(0),
+                    Kernel::kThreads, sizeof(typename Kernel::Storage),
+                    alignof(typename Kernel::Storage), &params, sizeof(params), body});
+  return cudaSuccess;
+}
+
+}  // namespace flashinfer_msa

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small kernels with one fault each, to see that the emulated machine finds it.
+// faults NAME [POLICY] runs one of them; without arguments it lists them.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "device.hpp"
+#include "runtime.hpp"
+
+namespace flashinfer_msa {
+
+struct Buffers {
+  const int32_t* input;  // 64
+  int32_t* output;       // 64
+};
+struct Grid {
+  int x, y;
+};
+
+struct Machine {
+  const int t = thread_index();
+  const Buffers& global;
+  struct Shared {
+    alignas(16) int32_t value[64];
+    int32_t other[64];
+  };
+  Shared& shared;
+
+  void put() const { shared.value[t] = t; }
+  void answer(int32_t x) const { global.output[t] = x; }
+};
+
+using Body = void (*)(const Machine&);
+struct Fault {
+  const char* name;
+  Body body;
+};
+
+const Fault kFaults[] = {
+    {"nothing",
+     [](const Machine& m) {
+       m.put();
+       sync_block();
+       m.answer(m.shared.value[63 - m.t]);
+     }},
+    {"nothing_with_copies",
+     [](const Machine& m) {
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       commit_copies();
+       wait_copies<0>();
+       sync_warp();
+       m.answer(m.shared.value[m.t ^ 1]);
+     }},
+    {"no_block_barrier",
+     [](const Machine& m) {
+       m.put();
+       sync_warp();
+       m.answer(m.shared.value[63 - m.t]);
+     }},
+    {"no_warp_barrier",
+     [](const Machine& m) {
+       m.put();
+       m.answer(m.shared.value[m.t ^ 1]);
+     }},
+    {"vote_for_a_barrier",
+     [](const Machine& m) {
+       m.put();
+       warp_any(true);
+       m.answer(m.shared.value[m.t ^ 1]);
+     }},
+    {"write_after_read",
+     [](const Machine& m) {
+       m.put();
+       sync_block();
+       const int32_t x = m.shared.value[m.t ^ 1];
+       m.put();
+       m.answer(x);
+     }},
+    {"two_writers",
+     [](const Machine& m) {
+       m.shared.value[m.t / 2] = 1;
+       sync_block();
+       m.answer(1);
+     }},
+    {"barriers_apart",
+     [](const Machine& m) {
+       if (m.t < 32) {
+         sync_block();
+       } else {
+         sync_block();
+       }
+       m.answer(1);
+     }},
+    {"half_a_warp_votes",
+     [](const Machine& m) {
+       if (m.t % 2 == 0) warp_any(true);
+       m.answer(1);
+     }},
+    {"gone_before_the_barrier",
+     [](const Machine& m) {
+       m.answer(1);
+       if (m.t >= 32) return;
+       sync_block();
+     }},
+    {"waits_for_ever",
+     [](const Machine& m) {
+       if (m.t > 0 && m.t < 32) sync_warp();
+       sync_block();
+       m.answer(1);
+     }},
+    {"written_twice", [](const Machine& m) { m.global.output[m.t / 2] = 1; }},
+    {"output_read", [](const Machine& m) { m.answer(m.global.output[m.t] + 1); }},
+    {"input_written", [](const Machine& m) { const_cast<int32_t&>(m.global.input[m.t]) = 1; }},
+    {"past_the_input", [](const Machine& m) { m.answer(m.global.input[m.t + 1]); }},
+    {"past_the_array",
+     [](const Machine& m) {
+       m.put();
+       volatile int i = m.t + 1;
+       m.answer(m.shared.value[i]);
+     }},
+    {"copy_not_waited_for",
+     [](const Machine& m) {
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       commit_copies();
+       wait_copies<1>();
+       m.answer(m.shared.value[m.t]);
+     }},
+    {"copy_of_another_lane",
+     [](const Machine& m) {
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       commit_copies();
+       wait_copies<0>();
+       m.answer(m.shared.value[m.t ^ 1]);
+     }},
+    {"copy_left_behind",
+     [](const Machine& m) {
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       m.answer(1);
+     }},
+    {"vector_not_aligned",
+     [](const Machine& m) {
+       m.put();
+       sync_block();
+       float v[4];
+       read_scores(reinterpret_cast<const float*>(&m.shared.value[m.t % 32 + 1]), v);
+       m.answer(static_cast<int32_t>(v[0]));
+     }},
+};
+
+Body chosen;
+
+struct Kernel {
+  static constexpr int kThreads = 64;
+  using Storage = Machine::Shared;
+  const Buffers& params;
+  Storage& smem;
+  static Grid grid(const Buffers&) { return {2, 1}; }
+  void run() {
+    if (block_x() == 0) chosen(Machine{thread_index(), params, smem});
+  }
+};
+
+}  // namespace flashinfer_msa
+
+int main(int count, char** arguments) {
+  using namespace flashinfer_msa;
+  for (const Fault& fault : kFaults) {
+    if (count == 1) std::puts(fault.name);
+    if (count > 1 && std::strcmp(fault.name, arguments[1]) == 0) chosen = fault.body;
+  }
+  if (count == 1) return 0;
+  if (chosen == nullptr) return 2;
+  emulator::run.policy = static_cast<emulator::Policy>(count > 2 ? std::atoi(arguments[2]) : 0);
+  auto* input = static_cast<int32_t*>(std::calloc(64, sizeof(int32_t)));
+  auto* output = static_cast<int32_t*>(std::calloc(64, sizeof(int32_t)));
+  const auto watch = [](const char* name, const int32_t* p, bool is_output) {
+    emulator::run.buffers.push_back({name, reinterpret_cast<uintptr_t>(p), sizeof(int32_t),
+                                     is_output, std::vector<uint8_t>(64, 1)});
+  };
+  watch("the input", input, false);
+  watch("the output", output, true);
+  launch_kernel<Kernel>(Buffers{input, output}, nullptr);
+  std::free(input);
+  std::free(output);
+  return 0;
+}

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler made of the kernels: no spills, no stack, and a fit for every GPU served.
+
+Needs nvcc, not a GPU. Run with ``-s`` for the table of registers and shared memory.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from emulator import Emulator, short_name
+
+from flashinfer_msa import jit
+from flashinfer_msa.env import Settings, include_dir
+from flashinfer_msa.jit.flags import COMPILE_FLAGS
+from flashinfer_msa.jit.toolchain import find_toolchain
+from flashinfer_msa.spec import GENERIC_TOPK, SCORE_TYPES, TopKSelectSpec
+
+pytestmark = pytest.mark.nvcc
+
+ARCHS = ("80", "90")
+SPECS = (
+    *(TopKSelectSpec(16, dtype, 0, 1, "token") for dtype in SCORE_TYPES),
+    *(TopKSelectSpec(topk, "f32") for topk in GENERIC_TOPK),
+    TopKSelectSpec(32, "bf16"),
+)
+REGISTERS = 65536  # of a multiprocessor; each warp takes them in steps of 256
+# Shared memory that a block may ask for. 8.6 and 8.9 run the code of 8.0 and have the least.
+SHARED_LIMIT = {"80": 99 * 1024, "90": 227 * 1024}
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.S,
+)
+
+
+class Usage(NamedTuple):
+    """What ptxas says of a kernel."""
+
+    registers: int
+    stack: int
+    spilled: int
+    static_shared: int
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Compile every unit in the background; return spec and architecture -> results to come."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with ThreadPoolExecutor() as pool:
+        yield {
+            (spec, arch): [
+                pool.submit(_compile, folder, spec, unit, text, arch)
+                for unit, text in spec.sources().items()
+                if "template struct" in text  # the others have no kernels
+            ]
+            for spec in SPECS
+            for arch in ARCHS
+        }
+
+
+def _compile(folder: Path, spec: TopKSelectSpec, unit: str, text: str, arch: str) -> str:
+    toolchain = find_toolchain(Settings.read())
+    source = folder / f"{spec.name}-{arch}-{unit}"
+    source.write_text(text)
+    includes = [f"-I{path}" for path in (include_dir(), *toolchain.include_dirs)]
+    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    command = [toolchain.nvcc, *COMPILE_FLAGS, *includes, target, "-Xptxas=-v", "-cubin"]
+    done = subprocess.run(
+        [*command, source, "-o", source.with_suffix(".cubin")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return done.stderr
+
+
+def _usages(results: list[Future[str]]) -> dict[str, Usage]:
+    usages = {}
+    for entry in _ENTRY.finditer("\n".join(result.result() for result in results)):
+        shared = re.search(r"(\d+) bytes smem", entry["rest"])
+        usages[_demangled(entry["name"])] = Usage(
+            int(entry["registers"]),
+            int(entry["stack"]),
+            int(entry["stores"]) + int(entry["loads"]),
+            int(shared[1]) if shared else 0,
+        )
+    return usages
+
+
+@cache
+def _demangled(name: str) -> str:
+    done = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True)
+    return short_name(done.stdout)
+
+
+@cache
+def kernels(spec: TopKSelectSpec):
+    """Return what each kernel asks for at launch, as the emulated build tells."""
+    return Emulator(spec).run([]).prepared
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_kernels_fit_the_gpu(work, spec, arch):
+    usages = _usages(work[spec, arch])
+    assert usages.keys() == kernels(spec).keys()
+    problems = []
+    print(f"\n{spec.name} sm_{arch}")
+    for name, usage in usages.items():
+        threads, storage = kernels(spec)[name]
+        shared = storage + usage.static_shared
+        print(
+            f"  {name:30} {threads:5} threads {usage.registers:4} registers {shared:7} bytes shared"
+            f" {usage.spilled:4} spilled {usage.stack:4} stack"
+        )
+        if usage.spilled or usage.stack:
+            problems.append(f"{name}: {usage.spilled} bytes spilled, stack of {usage.stack}")
+        if -(-usage.registers * 32 // 256) * 256 * threads // 32 > REGISTERS:
+            problems.append(f"{name}: {usage.registers} registers for each of {threads} threads")
+        if shared > SHARED_LIMIT[arch]:
+            problems.append(f"{name}: {shared} bytes of shared memory of {SHARED_LIMIT[arch]}")
+    assert not problems
+
+
+def test_the_sanitizer_script_knows_every_kernel(tmp_path, monkeypatch):
+    """It reads the names from a library, where no tool of CUDA's is at hand."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "scripts")
+    from sanitize_lib.kernels import name_of_event, names_in_library
+
+    monkeypatch.setenv("FLASHINFER_MSA_CACHE_DIR", str(tmp_path))
+    names = names_in_library(jit.build(SPECS[1], jit.Target(((8, 0),))))
+    assert names == kernels(SPECS[1]).keys()
+    event = (
+        "void flashinfer_msa::run_kernel<flashinfer_msa::RowPerLane<flashinfer_msa::Policy<__half,"
+        " (int)16, (int)0, (int)1, (bool)1>, (bool)0, (int)4> >(flashinfer_msa::Params)"
+    )
+    assert name_of_event(event) == "RowPerLane<.., false, 4>"
+    assert name_of_event(re.sub(r"\(int\)", "", event)) == "RowPerLane<.., false, 4>"
+    assert name_of_event("void at::native::vectorized_elementwise_kernel<4>(int)") is None
+
+
+def test_the_specs_cover_every_form():
+    assert {spec.dtype for spec in SPECS} == set(SCORE_TYPES)
+    assert {spec.topk for spec in SPECS if spec.force_begin is None} == set(GENERIC_TOPK)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The very kernels, compiled for the CPU (tests/emulator), against the reference.
+
+Each spec's calls go through every kernel and every branch of the dispatch. The emulated machine
+finds races, divergent barriers, reads of what was never written or lies between the rows, and
+double writes; AddressSanitizer and UndefinedBehaviorSanitizer find the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from emulator import POLICIES, Answers, Call, Emulator
+from guards import LAYOUTS, assert_exact
+from scores import KINDS, MIXTURE, TOKEN_EXTENTS, draw, draw_extent, generator
+
+from flashinfer_msa.reference import msa_topk_select_reference
+from flashinfer_msa.spec import SCORE_TYPES, TopKSelectSpec
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+SPECS = (
+    TopKSelectSpec(16, "f32", 0, 1, "token"),
+    TopKSelectSpec(16, "f32", 0, 0, "uniform"),
+    TopKSelectSpec(16, "f16", 1, 2, "token"),
+    TopKSelectSpec(16, "bf16", 0, 0, "token"),
+    TopKSelectSpec(1, "f32", 0, 0, "token"),
+    TopKSelectSpec(5, "f32", 2, 3, "uniform"),  # nothing is left to choose
+    TopKSelectSpec(32, "f16", 0, 1, "uniform"),
+    TopKSelectSpec(64, "f32", 1, 2, "token"),
+    TopKSelectSpec(16, "f32", None, None, "uniform"),
+    TopKSelectSpec(32, "bf16", None, None, "token"),
+    TopKSelectSpec(64, "f16", None, None, "token"),
+)
+ADDRESS_SPECS = (SPECS[2], SPECS[7], SPECS[8], SPECS[9])
+DISPATCH_SPECS = (SPECS[0], SPECS[6], SPECS[7])
+PARTS = 3
+NEAR_POWERS = sorted({2**j + d for j in range(14) for d in (-1, 0, 1)} - {0})
+FEW_BLOCKS = (*NEAR_POWERS, 200, 5000, 20_000)
+MANY_BLOCKS = (*(n for n in NEAR_POWERS if n <= 513), 200, 300, 1100)
+TOKENS = (33, 1, 31, 32, 64, 40)
+FEW_HEADS = ((16, 100, 9), (33, 200, 5), (16, 600, 11), (16, 2100, 8), (5, 300, 30))
+# Which kernel takes many rows may depend on how many there are, in units of 32 tokens of a head.
+MANY_HEADS = ((64, 20, 1), (65, 130, 2), (64, 300, 1), (512, 20, 1), (513, 70, 2))
+
+
+LAYOUT_PAIR = ("s_contiguous", "p_contiguous")
+
+
+@cache
+def emulator(spec: TopKSelectSpec, check: str = "races") -> Emulator:
+    return Emulator(spec, check)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started():
+    """Compile in the background, in the order in which the tests ask."""
+    for spec in SPECS:
+        emulator(spec)
+    for spec in ADDRESS_SPECS:
+        emulator(spec, "address")
+
+
+def has_many_rows(spec: TopKSelectSpec) -> bool:
+    return spec.topk <= 32
+
+
+def make_call(spec: TopKSelectSpec, number: int, shape, family: str) -> Call:
+    """Return call `number` of the spec: each choice goes round its list at a pace of its own."""
+
+    def turn(options, pace):
+        options = tuple(options)
+        return options[number // pace % len(options)]
+
+    gen = generator(number)
+    topk, begin, end = spec.topk, spec.force_begin, spec.force_end
+    if begin is None:
+        topk = turn((spec.topk, 1, spec.topk - 3, 5), 1)
+        begin, end = turn(((0, 0), (0, 1), (1, 0), (topk // 2, topk - topk // 2)), 1)
+    kind = MIXTURE if number % 5 == 0 else turn(KINDS, 1)
+    values = draw(kind, shape, DTYPES[spec.dtype], gen)
+    form = turn(TOKEN_EXTENTS, 1) if spec.extent == "token" else turn(("none", "int"), 1)
+    extent = draw_extent(form, shape[1], shape[2], begin + end, gen)
+    return Call(
+        values, topk, extent, begin, end, layout=turn(LAYOUTS, 1), offset=turn((0, 1, 2, 3), 1),
+        family=family, policy=turn(POLICIES, 1), seed=number + 1,
+    )  # fmt: skip
+
+
+def few_calls(spec: TopKSelectSpec) -> list[Call]:
+    shapes = [
+        (1 + number % 2, blocks, 1 if blocks > 2000 else (1, 9, 2, 16, 3)[number % 5])
+        for number, blocks in enumerate(FEW_BLOCKS)
+    ]
+    return [make_call(spec, i, shape, "few") for i, shape in share(spec, [*shapes, *FEW_HEADS])]
+
+
+def many_calls(spec: TopKSelectSpec) -> list[Call]:
+    if not has_many_rows(spec):
+        return []
+    shapes = [
+        (1 + number % 2, blocks, TOKENS[number % len(TOKENS)])
+        for number, blocks in enumerate(MANY_BLOCKS)
+    ]
+    shared = share(spec, [*shapes, *MANY_HEADS])
+    calls = [make_call(spec, 1000 + i, shape, "many") for i, shape in shared]
+    # Lines of memory that are aligned, and a block more or fewer than whole tiles of them.
+    for layout, blocks in itertools.product(LAYOUT_PAIR, (95, 96, 97)):
+        call = make_call(spec, 2000 + blocks, (1, blocks, 37), "many")
+        layout = layout if blocks == 96 else layout.replace("contiguous", "padded")
+        calls.append(replace(call, layout=layout, offset=0))
+    return calls
+
+
+def share(spec: TopKSelectSpec, shapes):
+    """Number the shapes; one spec takes all of them, of the others each its part."""
+    parts = 1 if spec == SPECS[0] else PARTS
+    return list(enumerate(shapes))[SPECS.index(spec) % parts :: parts]
+
+
+def dispatch_calls(spec: TopKSelectSpec) -> Iterator[Call]:
+    """Calls on both sides of the limits between kernels, in either order of memory."""
+    shapes = [(1, blocks, 1) for blocks in NEAR_POWERS if blocks in range(60, 8200)]
+    calls = [(shape, LAYOUT_PAIR[number % 2]) for number, shape in enumerate(shapes)]
+    calls += [(shape, layout) for layout in LAYOUT_PAIR for shape in FEW_HEADS]
+    calls += [((1, 20, 2048), "s_padded"), ((1, 20, 2047), "s_padded")]
+    if has_many_rows(spec):
+        calls += [((2, 40, 2048), layout) for layout in LAYOUT_PAIR]
+        calls += [((820, 20, 5), layout) for layout in LAYOUT_PAIR]
+        calls += [((1, 1024, 1024), "s_padded"), ((1, 20, 4095), "p_padded")]
+    for number, (shape, layout) in enumerate(calls):
+        call = make_call(spec, 3000 + number, shape, "dispatch")
+        yield replace(call, layout=layout, offset=0 if number % 3 else call.offset)
+
+
+def check(spec: TopKSelectSpec, calls: list[Call], check: str = "races") -> Answers:
+    answers = emulator(spec, check).run(calls)
+    for call, output in zip(calls, answers.outputs, strict=True):
+        expected = msa_topk_select_reference(
+            call.scores, call.topk, call.extent, call.begin, call.end
+        )
+        try:
+            assert_exact(output, expected, call.scores, call.extent)
+        except AssertionError as error:
+            raise AssertionError(f"{call}\n{error}") from None
+    return answers
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_few_rows(spec):
+    check(spec, few_calls(spec))
+
+
+@pytest.mark.parametrize("spec", [*filter(has_many_rows, SPECS)], ids=lambda spec: spec.name)
+def test_many_rows(spec):
+    check(spec, many_calls(spec))
+
+
+@pytest.mark.parametrize("spec", DISPATCH_SPECS, ids=lambda spec: spec.name)
+def test_the_dispatch_reaches_every_kernel(spec):
+    answers = check(spec, list(dispatch_calls(spec)))
+    launched = {name for names in answers.launched for name in names}
+    assert launched == set(answers.prepared)
+    assert all(len(names) == 1 for names in answers.launched)
+
+
+@pytest.mark.parametrize("spec", ADDRESS_SPECS, ids=lambda spec: spec.name)
+def test_sanitizers_find_nothing(spec):
+    check(spec, few_calls(spec) + many_calls(spec), "address")
+
+
+@pytest.mark.parametrize("kind", ["normal", "quantised", "some_nan", "ascending", "constant"])
+def test_the_order_of_threads_does_not_matter(kind):
+    spec = SPECS[0]
+    for family, shape in (("few", (1, 1500, 1)), ("few", (2, 90, 2)), ("many", (2, 300, 33))):
+        values = draw(kind, shape)
+        extent = torch.full((shape[2],), shape[1], dtype=torch.int32)
+        turns = [("forward", 0), ("backward", 0), *(("random", seed) for seed in range(1, 7))]
+        calls = [
+            Call(values, 16, extent, 0, 1, family=family, policy=policy, seed=seed)
+            for policy, seed in turns
+        ]
+        check(spec, calls)
+
+
+@pytest.mark.parametrize("family", ["few", "many"])
+def test_a_row_alone_and_in_company(family):
+    """What a row gets depends on nothing but the row."""
+    spec, shape = SPECS[0], (3, 150, 35)
+    values = draw(MIXTURE, shape, seed=3)
+    extent = draw_extent("random", shape[1], shape[2], 1, seed=4)
+    rows = [(0, 0), (1, 31), (2, 34), (0, 32)]
+    alone = [
+        Call(values[h : h + 1, :, s : s + 1], 16, extent[s : s + 1], 0, 1, family=family)
+        for h, s in rows
+    ]
+    together, *outputs = check(
+        spec, [Call(values, 16, extent, 0, 1, family=family), *alone]
+    ).outputs
+    for (h, s), output in zip(rows, outputs, strict=True):
+        assert torch.equal(output[0, 0], together[s, h])
+
+
+def test_the_specs_cover_what_a_build_may_be():
+    assert {spec.dtype for spec in SPECS} == set(SCORE_TYPES)
+    assert {spec.topk for spec in SPECS} >= {1, 5, 16, 32, 64}
