@@ -26,6 +26,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:
+    if name == "msa_ops":  # as `import flashinfer` gives `flashinfer.msa_ops`
+        return import_module("flashinfer_msa.msa_ops")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

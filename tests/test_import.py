@@ -107,3 +107,8 @@ names = [n for n in flashinfer_msa.__all__ if n != "__version__"]
 print([n for n in names if type(getattr(flashinfer_msa, n)).__name__ == "module"])
 """
     assert python(code) == "[]"
+
+
+def test_msa_ops_is_there_as_it_is_in_flashinfer():
+    code = "import flashinfer_msa; print(flashinfer_msa.msa_ops.msa_topk_select.__name__)"
+    assert python(code) == "msa_topk_select"
