@@ -76,7 +76,7 @@ MUTATIONS = (
         "first_threshold(ring, slice, wanted)",
     ),
     Mutation("row_per_lane.cuh", "next_below(threshold)", "threshold"),
-    Mutation("row_per_lane.cuh", "(1u << n) - 1u", "(2u << n) - 1u"),
+    Mutation("slice.cuh", "(1u << n) - 1u", "(2u << n) - 1u"),
     Mutation("row_per_lane.cuh", "place + 1 == kTiles ? 0 : place + 1", "0"),
     Mutation(
         "row_per_lane.cuh",

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "lane_list.cuh"
-#include "row.cuh"
+#include "slice.cuh"
 #include "tile_ring.cuh"
 
 namespace flashinfer_msa {
@@ -34,6 +34,7 @@ struct RowPerLane {
   static_assert(kWarps * kGroups >= 2 * kWidth,
                 "the first threshold is no more than a third passes");
 
+  using Slice = WarpSlice<kWarps>;
   using Ring = TileRing<Score, kBlocksTogether, kTiles>;
   using List = LaneList<2 * kWidth, kWidth>;
   struct Storage {
@@ -91,31 +92,6 @@ struct RowPerLane {
   }
 
  private:
-  // The blocks that one warp looks at. Slices are the same for all rows of the thread block, so
-  // that the warps' blocks are in ascending order.
-  struct Slice {
-    int last;        // end of the longest middle
-    int tiles;       // of a slice
-    int first;       // its first block
-    int begin, end;  // of the lane's middle, counted from there
-
-    FLASHINFER_MSA_DEVICE Slice(const Row<Policy>& row, int wanted) {
-      last = warp_max(row.end);
-      tiles = (last + kWarps * kTileBlocks - 1) / (kWarps * kTileBlocks);
-      first = warp_index() * tiles * kTileBlocks;
-      begin = row.begin - first;
-      end = wanted > 0 ? row.end - first : begin;
-    }
-
-    // Which blocks of tile `t` lie in the lane's middle, a bit each.
-    FLASHINFER_MSA_DEVICE uint32_t inside(int t) const {
-      return bits_below(end - t * kTileBlocks) & ~bits_below(begin - t * kTileBlocks);
-    }
-    static FLASHINFER_MSA_DEVICE uint32_t bits_below(int n) {
-      return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1u;
-    }
-  };
-
   // A score that at least `wanted` blocks of the row's first tiles reach, -inf if there are fewer.
   FLASHINFER_MSA_DEVICE float first_threshold(const Ring& ring, const Slice& slice, int wanted) {
     float leader[kGroups];

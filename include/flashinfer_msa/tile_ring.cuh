@@ -7,11 +7,9 @@
 // same chunk of their rows touch different banks.
 #pragma once
 
-#include "row.cuh"
+#include "slice.cuh"
 
 namespace flashinfer_msa {
-
-constexpr int kTileBlocks = 32;
 
 template <class Score, int kTilesT>
 struct TileRingStorage {
