@@ -111,13 +111,8 @@ def check_extents(extents: torch.Tensor, max_score: torch.Tensor) -> None:
         )
 
 
-def check_output(
-    output: torch.Tensor,
-    max_score: torch.Tensor,
-    topk: int,
-    num_valid_pages: int | torch.Tensor | None,
-) -> None:
-    """Raise unless `output` can be written in place without touching an input."""
+def check_output(output: torch.Tensor, max_score: torch.Tensor, topk: int) -> None:
+    """Raise unless `output` has the form that can be written in place."""
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"output must be a torch.Tensor, got {type(output).__name__}")
     heads, _, tokens = max_score.shape
@@ -134,24 +129,30 @@ def check_output(
         )
     if not output.is_contiguous():
         raise ValueError(f"output must be contiguous, got strides {output.stride()}")
-    if overlaps(output, max_score):
+
+
+def check_overlap(
+    output: torch.Tensor, max_score: torch.Tensor, num_valid_pages: int | torch.Tensor | None
+) -> None:
+    """Raise if writing `output` would touch an input: their address ranges must not meet.
+
+    Storages are not compared: two of them may share memory.
+    """
+    first = output.data_ptr()
+    last = first + 4 * output.numel()
+    start = max_score.data_ptr()
+    if first < start + _bytes_spanned(max_score) and start < last:
         raise ValueError("output must not overlap the memory of max_score")
-    if isinstance(num_valid_pages, torch.Tensor) and overlaps(output, num_valid_pages):
-        raise ValueError("output must not overlap the memory of num_valid_pages")
+    if isinstance(num_valid_pages, torch.Tensor):
+        start = num_valid_pages.data_ptr()
+        if first < start + 4 * num_valid_pages.numel() and start < last:
+            raise ValueError("output must not overlap the memory of num_valid_pages")
 
 
-def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the address ranges of two tensors meet (False for tensors without memory)."""
-    first, last = _address_range(a)
-    other_first, other_last = _address_range(b)
-    return first < other_last and other_first < last
-
-
-def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-        return 0, 0  # fake
-    if tensor.is_meta or not tensor.numel():
-        return 0, 0
-    span = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    first = tensor.data_ptr()
-    return first, first + (span + 1) * tensor.element_size()
+def _bytes_spanned(score: torch.Tensor) -> int:
+    heads, blocks, tokens = score.shape
+    if heads == 0 or blocks == 0 or tokens == 0:
+        return 0
+    head_stride, block_stride, token_stride = score.stride()
+    last = (heads - 1) * head_stride + (blocks - 1) * block_stride + (tokens - 1) * token_stride
+    return (last + 1) * score.element_size()

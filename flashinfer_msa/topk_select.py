@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashinfer_msa import jit
-from flashinfer_msa.checks import check_call, check_output
+from flashinfer_msa.checks import check_call, check_output, check_overlap
 from flashinfer_msa.reference import msa_topk_select_reference
 from flashinfer_msa.spec import TopKSelectSpec
 
@@ -120,7 +120,8 @@ def _select(
         heads, _, tokens = score.shape
         output = torch.empty((tokens, heads, topk), dtype=torch.int32, device=score.device)
     else:
-        check_output(output, score, topk, extent)
+        check_output(output, score, topk)
+        check_overlap(output, score, extent)
     if score.is_cuda:
         _launch(score, topk, extent, output, force_begin, force_end)
     else:
@@ -305,4 +306,4 @@ def _(
 ) -> None:
     pages = extent if extents is None else extents
     check_call(max_score, topk, pages, force_begin_blocks, force_end_blocks)
-    check_output(output, max_score, topk, pages)
+    check_output(output, max_score, topk)
