@@ -45,16 +45,16 @@ def _compile(*command: str | Path) -> None:
 
 
 @cache
-def _runtime(check: str) -> Future[Path]:
+def _runtime(check: str) -> list[Future[Path]]:
     """Compile the machine: not watched itself, it takes the place of a sanitizer's library."""
+    own = () if check == "races" else CHECKS[check]
 
-    def run() -> Path:
-        target = folder() / f"runtime-{check}.o"
-        own = () if check == "races" else CHECKS[check]
-        _compile(_compiler(), *_FLAGS, *own, f"-I{HERE}", "-c", HERE / "runtime.cpp", "-o", target)
+    def run(source: Path) -> Path:
+        target = folder() / f"machine-{source.stem}-{check}.o"
+        _compile(_compiler(), *_FLAGS, *own, f"-I{HERE}", "-c", source, "-o", target)
         return target
 
-    return _work.submit(run)
+    return [_work.submit(run, source) for source in sorted(HERE.glob("machine/*.cpp"))]
 
 
 @cache
@@ -69,7 +69,8 @@ def compile_program(unit: Path, check: str, include: Path | None = None) -> Futu
         includes = [f"-I{path}" for path in (include, HERE) if path is not None]
         _compile(_compiler(), *_FLAGS, *CHECKS[check], *includes, "-c", unit, "-o", target)
         link = ("-fsanitize=undefined",) if check == "races" else CHECKS[check]
-        _compile(_compiler(), "-no-pie", target, runtime.result(), *link, "-o", program)
+        machine = [part.result() for part in runtime]
+        _compile(_compiler(), "-no-pie", target, *machine, *link, "-o", program)
         return program
 
     return _work.submit(run)

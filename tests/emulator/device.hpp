@@ -4,8 +4,8 @@
 //
 // To add a function of the seam: arithmetic is one line here. A warp collective is a few, see
 // warp_shuffle: `meet` hands each lane what all lanes brought. A load or a store needs nothing, the
-// compiler reports every access (runtime.cpp); one that it does not see calls `touch`. A barrier
-// needs a scope: warp, block and cluster are there.
+// compiler reports every access (machine/memory.cpp); one that it does not see calls `touch`. A
+// barrier needs a scope: warp, block and cluster are there.
 #pragma once
 
 #include <cstddef>
