@@ -62,19 +62,15 @@ FLASHINFER_MSA_DEVICE float load_score(const __nv_bfloat16* p) {
   return __bfloat162float(__ldg(p));
 }
 
-// A copy from global to shared memory that runs on while the thread does: kBytes (4 or 16, aligned)
-// are written, of which the first `valid` are read and the rest are zero.
+// A copy of kBytes (4 or 16, aligned) from global to shared memory that runs on while the thread
+// does.
 template <int kBytes>
-FLASHINFER_MSA_DEVICE void copy_async(void* to, const void* from, int valid) {
+FLASHINFER_MSA_DEVICE void copy_async(void* to, const void* from) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-                 "r"(valid)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
-                 "r"(valid)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
   }
 }
 // Closes a group of the thread's copies.

@@ -9,7 +9,7 @@
 namespace flashinfer_msa {
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocksPerSM)
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
     run_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(16) unsigned char storage[];
   Kernel{params, *reinterpret_cast<typename Kernel::Storage*>(storage)}.run();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thread scope: what a call asks (Params), what a build fixes (Policy), and what follows from both
-// for one row: its extent, its forced blocks, its middle, where its scores and its answer lie.
+// for one row: its extent, its forced blocks, its middle, where its scores lie.
 #pragma once
 
 #include "score.cuh"
@@ -26,10 +26,11 @@ struct Params {
 struct Grid {
   int x, y;
 };
+constexpr int kMaxHeads = 65535;  // of one launch: a grid's y goes no further
 
 inline Grid grid_of_heads(const Params& p, int x) {
   const int heads = p.heads - p.first_head;
-  return {x, heads < 65535 ? heads : 65535};
+  return {x, heads < kMaxHeads ? heads : kMaxHeads};
 }
 
 // A force count of -1 leaves both counts, and topk up to kTopK, to run time: the generic build.
@@ -58,7 +59,6 @@ template <class Policy>
 struct Row {
   using Score = typename Policy::Score;
   const Score* scores;
-  int32_t* output;
   int64_t block_stride;
   int extent;
   int begin, end;  // the middle: blocks [begin, end)
@@ -72,7 +72,6 @@ struct Row {
     end = extent - forced_end;
     block_stride = p.block_stride;
     scores = static_cast<const Score*>(p.scores) + head * p.head_stride + token * p.token_stride;
-    output = p.output + (static_cast<int64_t>(token) * p.heads + head) * Policy::topk(p);
   }
 
   FLASHINFER_MSA_DEVICE float score(int block) const {

@@ -24,13 +24,12 @@ struct RowPerLane {
   using Score = typename Policy::Score;
   static constexpr int kWarps = kWarpsT;
   static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kBlocksPerSM = 1;
   static constexpr int kTiles = kTilesT;                        // of a warp's ring
   static constexpr int kWidth = Policy::kTopK <= 16 ? 16 : 32;  // of the sorting networks
   static constexpr int kGroups = kWarps == 1 ? kTileBlocks : kWidth;
   static constexpr int kCheckpoint = 4;  // tiles of a slice before the first checkpoint
   static constexpr int kCheckpointGrowth = 8;
-  static_assert(Policy::kTopK <= 32, "wider selections take RowPerBlock");
+  static_assert(Policy::kTopK <= 32, "wider selections take RowsPerBlock");
   static_assert(kWarps * kGroups >= 2 * kWidth,
                 "the first threshold is no more than a third passes");
 

@@ -21,7 +21,6 @@ struct RowsPerBlock {
   static constexpr int kWarps = kWarpsT;
   static constexpr int kItems = kItemsT;  // scores a thread
   static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kBlocksPerSM = 1;
   static constexpr int kLanes = kWarpSize / kRows;  // of a warp, that share a row
   static constexpr int kChunk = kWarps * kLanes * kItems;
   static constexpr int kPerLane = groups_per_lane(Policy::kTopK);

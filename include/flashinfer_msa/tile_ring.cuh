@@ -40,7 +40,7 @@ struct TileRing {
       const Score* from = next_ + line * line_stride_ + at;
       FLASHINFER_MSA_UNROLL
       for (int i = 0; i < kWarpSize; i += kLines, from += kLines * line_stride_) {
-        copy_async<16>(&storage_.tile[t][index(i + line, at)], from, 16);
+        copy_async<16>(&storage_.tile[t][index(i + line, at)], from);
       }
     } else {
       copy_edge(t);
@@ -94,7 +94,7 @@ struct TileRing {
 
   static FLASHINFER_MSA_DEVICE void copy_one(Score* to, const Score* from, bool exists) {
     if constexpr (sizeof(Score) == 4) {
-      if (exists) copy_async<4>(to, from, 4);
+      if (exists) copy_async<4>(to, from);
     } else {
       if (exists) *to = *from;
     }

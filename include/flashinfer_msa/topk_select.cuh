@@ -26,7 +26,6 @@ struct TopKSelect {
   // Wider selections than this would not fit the registers of RowPerLane's sorting networks.
   static constexpr bool kHasManyRows = Policy::kTopK <= 32;
   static constexpr int64_t kManyRows = 4096;  // from which one lane a row wins
-  static constexpr int kMaxHeads = 65535;     // of one launch: see grid_of_heads
 
   static cudaError_t prepare() {
     const cudaError_t error = FewRows<Policy>::prepare();

@@ -19,7 +19,7 @@ _DEMANGLED = re.compile(
 
 
 def names_in_library(path: Path) -> set[str]:
-    """Return the kernels of a built library, such as ``RowPerBlock<.., 4, 8>``."""
+    """Return the kernels of a built library, such as ``RowsPerBlock<.., 1, 4, 8>``."""
     return {
         f"{match['kernel'].decode()}<..{_numbers(match['numbers'].decode())}>"
         for match in _MANGLED.finditer(path.read_bytes())

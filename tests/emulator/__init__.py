@@ -174,7 +174,7 @@ def _split(flat: np.ndarray[Any, Any], calls: Iterable[Call]) -> Iterable[torch.
 
 
 def short_name(name: str) -> str:
-    """Return `RowPerBlock<.., 4, 8>` of a compiler's long name of a kernel."""
+    """Return `RowsPerBlock<.., 1, 4, 8>` of a compiler's long name of a kernel."""
     match = re.search(r"(\w+)<(?:\w+::)*Policy<[^<>]*>([^<>]*)>", name)
     assert match, name
     return f"{match[1]}<..{match[2].rstrip()}>"

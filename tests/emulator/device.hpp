@@ -60,7 +60,7 @@ void sync_warp(Site site);
 void sync_block(Site site);
 void sync_cluster(Site site);
 
-void copy_async(void* to, const void* from, size_t size, size_t valid, Site site);
+void copy_async(void* to, const void* from, size_t size, Site site);
 void commit_copies();
 void wait_copies(size_t pending);
 
@@ -206,9 +206,8 @@ inline void read_scores(const Score* p, float (&v)[16 / sizeof(Score)]) {
 
 // Takes place as late as it may: when the thread waits for it.
 template <int kBytes>
-inline void copy_async(void* to, const void* from, int valid,
-                       emulator::Site site = emulator::Site::here()) {
-  emulator::copy_async(to, from, kBytes, static_cast<size_t>(valid), site);
+inline void copy_async(void* to, const void* from, emulator::Site site = emulator::Site::here()) {
+  emulator::copy_async(to, from, kBytes, site);
 }
 inline void commit_copies() { emulator::commit_copies(); }
 template <int kPending>

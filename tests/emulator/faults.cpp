@@ -46,7 +46,7 @@ const Fault kFaults[] = {
      }},
     {"nothing_with_copies",
      [](const Machine& m) {
-       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);
        commit_copies();
        wait_copies<0>();
        sync_warp();
@@ -121,21 +121,21 @@ const Fault kFaults[] = {
      }},
     {"copy_not_waited_for",
      [](const Machine& m) {
-       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);
        commit_copies();
        wait_copies<1>();
        m.answer(m.shared.value[m.t]);
      }},
     {"copy_of_another_lane",
      [](const Machine& m) {
-       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);
        commit_copies();
        wait_copies<0>();
        m.answer(m.shared.value[m.t ^ 1]);
      }},
     {"copy_left_behind",
      [](const Machine& m) {
-       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t], 4);
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);
        m.answer(1);
      }},
     {"vector_not_aligned",

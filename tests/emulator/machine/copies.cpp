@@ -8,18 +8,17 @@ namespace flashinfer_msa {
 namespace emulator {
 
 // To other threads a copy is a write from its start to the end of the wait for it.
-void copy_async(void* to, const void* from, size_t size, size_t valid, Site site) {
-  const Copy copy = {static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), size,
-                     valid};
-  if (!is_within(reinterpret_cast<uintptr_t>(to), current->block->storage, kernel->storage) ||
-      copy.valid > size) {
-    fail("copies to no shared memory, or too much, at " + text(site));
+void copy_async(void* to, const void* from, size_t size, Site site) {
+  const Copy copy = {static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from),
+                     size};
+  if (!is_within(reinterpret_cast<uintptr_t>(to), current->block->storage, kernel->storage)) {
+    fail("copies to no shared memory at " + text(site));
   }
   expect_aligned(to, size);
   expect_aligned(from, size);
   const auto pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   check_access(reinterpret_cast<uintptr_t>(to), size, true, pc);
-  if (valid > 0) check_access(reinterpret_cast<uintptr_t>(from), valid, false, pc);
+  check_access(reinterpret_cast<uintptr_t>(from), size, false, pc);
   mark_copy(copy, true, pc);
   current->open.push_back(copy);
 }
@@ -35,7 +34,7 @@ void wait_copies(size_t pending) {
     for (const Copy& copy : current->groups.front()) {
       mark_copy(copy, false, pc);
       check_access(reinterpret_cast<uintptr_t>(copy.to), copy.size, true, pc);
-      for (size_t i = 0; i < copy.size; ++i) copy.to[i] = i < copy.valid ? copy.from[i] : 0;
+      for (size_t i = 0; i < copy.size; ++i) copy.to[i] = copy.from[i];
     }
     current->groups.pop_front();
   }

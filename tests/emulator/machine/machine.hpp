@@ -39,7 +39,7 @@ struct Block {
 struct Copy {
   unsigned char* to;
   const unsigned char* from;
-  size_t size, valid;
+  size_t size;
 };
 
 struct Thread {
