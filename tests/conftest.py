@@ -2,11 +2,13 @@
 """Where a test can run, kernels built ahead, and hypothesis without surprises."""
 
 import contextlib
+import fcntl
 import os
 
 import pytest
 import scores
 import torch
+from fake_cuda import Machine
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run; `--hypothesis-profile=explore` looks for new ones.
@@ -62,3 +64,10 @@ def _shared_kernels(request: pytest.FixtureRequest) -> None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Run the test on the reference's CPU path and on the kernels."""
     return torch.device(request.param)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Machine:
+    """Return a machine of the test's own: a cache, and a toolkit that is a script."""
+    monkeypatch.setattr(fcntl, "flock", fcntl.flock)  # put back what a test replaces
+    return Machine(tmp_path, monkeypatch)

@@ -255,3 +255,8 @@ def _main(data: str, before: str, *tags: str) -> None:
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])
+
+
+def started(machine: Machine) -> bool:
+    """Whether a build has reached the compiler."""
+    return machine.cuda.compiles() > 0

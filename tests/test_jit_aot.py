@@ -40,11 +40,6 @@ class Wheel:
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
-
-
-@pytest.fixture
 def wheel(machine) -> Wheel:
     return Wheel(machine)
 

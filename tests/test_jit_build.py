@@ -7,17 +7,12 @@ import os
 import sys
 
 import pytest
-from fake_cuda import DummySpec, FakeCuda, Machine
+from fake_cuda import DummySpec, FakeCuda
 
 from flashinfer_msa import jit
 from flashinfer_msa.jit import compiler
 
 ODD = "a b$HOME $$x:c'd\"e é;f&g"
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("what", ["cache", "toolkit", "package", "TMPDIR"])

@@ -5,17 +5,11 @@ import errno
 import os
 import threading
 
-import pytest
-from fake_cuda import DummySpec, Machine, finish
+from fake_cuda import DummySpec, finish
 
 from flashinfer_msa import jit
 from flashinfer_msa.env import Settings
 from flashinfer_msa.jit import maintain, produce, roots
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 def test_59_clear_during_a_build_hurts_neither(machine):

@@ -9,15 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cuda import DummySpec, Machine
+from fake_cuda import DummySpec
 
 from flashinfer_msa import jit
 from flashinfer_msa.jit import entries, produce, roots
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 def rewrite(path: Path, data: bytes) -> None:

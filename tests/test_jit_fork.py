@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds a lock: forks, nesting, and holders that are gone. No GPU, no CUDA."""
 
-import fcntl
 import json
 import os
 import signal
@@ -13,20 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_cuda import DummySpec, Machine, python_path, wait_until
+from fake_cuda import DummySpec, python_path, started, wait_until
 
 from flashinfer_msa import jit
 from flashinfer_msa.jit import lock
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    monkeypatch.setattr(fcntl, "flock", fcntl.flock)  # put back what a test replaces
-    return Machine(tmp_path, monkeypatch)
-
-
-def started(machine: Machine) -> bool:
-    return machine.cuda.compiles() > 0
 
 
 def record(path: Path, **changes) -> None:

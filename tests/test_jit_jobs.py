@@ -6,16 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from fake_cuda import Machine
 
 from flashinfer_msa.jit import compiler, jobs, log
 
 ODD = "a b$HOME $$x:c'd\"e é;f&g"
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("text", "count"), [("3", 3), (" 7 ", 7), ("", None)])

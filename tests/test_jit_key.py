@@ -8,16 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cuda import DummySpec, FakeCuda, Machine
+from fake_cuda import DummySpec, FakeCuda
 
 from flashinfer_msa import jit
 from flashinfer_msa.env import Settings
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
-
 
 # A hit
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes at once: one build, no state of a lock that stops anybody. No GPU, no CUDA."""
 
-import fcntl
 import logging
 import socket
 import time
 
 import pytest
-from fake_cuda import DummySpec, Machine, finish, has_ended, wait_until
+from fake_cuda import DummySpec, finish, has_ended, started, wait_until
 
 from flashinfer_msa.jit import lock
 
@@ -18,16 +17,6 @@ def acquire(*_, **__):
 filelock.FileLock.acquire = acquire
 """
 HOST = "import socket; socket.gethostname = lambda: {!r}\n"
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    monkeypatch.setattr(fcntl, "flock", fcntl.flock)  # put back what a test replaces
-    return Machine(tmp_path, monkeypatch)
-
-
-def started(machine: Machine) -> bool:
-    return machine.cuda.compiles() > 0
 
 
 def test_01_killed_builder_delays_nobody(machine):

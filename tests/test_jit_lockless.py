@@ -2,28 +2,16 @@
 """A lock that cannot be used, or only looks taken, stops nobody. No GPU, no CUDA."""
 
 import errno
-import fcntl
 import logging
 import os
 import time
 
 import filelock
 import pytest
-from fake_cuda import Machine, finish, wait_until
+from fake_cuda import finish, started, wait_until
 
 from flashinfer_msa.env import Settings
 from flashinfer_msa.jit import lock, maintain
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    monkeypatch.setattr(fcntl, "flock", fcntl.flock)  # put back what a test replaces
-    return Machine(tmp_path, monkeypatch)
-
-
-def started(machine: Machine) -> bool:
-    return machine.cuda.compiles() > 0
-
 
 UNUSABLE = [errno.ESTALE, errno.ENOLCK, errno.ENOSYS, errno.EACCES, errno.EROFS, errno.ENOTSUP]
 

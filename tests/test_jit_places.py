@@ -13,17 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_cuda import TESTS, DummySpec, FakeCuda, Machine, make_data, python_path
+from fake_cuda import TESTS, DummySpec, FakeCuda, make_data, python_path
 
 from flashinfer_msa import jit
 from flashinfer_msa.env import Settings
 from flashinfer_msa.jit import produce, roots
 from flashinfer_msa.jit.errors import RootUnusableError
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 def warnings(caplog) -> list[str]:

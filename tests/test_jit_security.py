@@ -12,11 +12,6 @@ from flashinfer_msa.jit import entries, roots
 from flashinfer_msa.jit.errors import RootUnusableError
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
-
-
 def levels(machine: Machine) -> dict[str, object]:
     entry = machine.entries()[0]
     return {

@@ -9,17 +9,12 @@ import threading
 import time
 
 import pytest
-from fake_cuda import DummySpec, Machine, has_ended, sleepers, wait_until
+from fake_cuda import DummySpec, has_ended, sleepers, wait_until
 
 from flashinfer_msa import jit
 from flashinfer_msa.jit import process
 
 ODD = "a b$HOME $$x:c'd\"e é;f&g"
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 def busy_compilers(machine) -> set[int]:

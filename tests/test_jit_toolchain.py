@@ -8,17 +8,12 @@ import shutil
 import subprocess
 
 import pytest
-from fake_cuda import FakeCuda, Machine
+from fake_cuda import FakeCuda
 
 from flashinfer_msa import jit
 from flashinfer_msa.env import Settings
 from flashinfer_msa.jit import toolchain
 from flashinfer_msa.jit.toolchain import find_toolchain
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
 
 
 def nvcc_of(cuda: FakeCuda):
