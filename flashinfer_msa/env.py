@@ -50,6 +50,11 @@ VARIABLES = (
         "600",
         "Seconds to wait for another process that builds the same kernel, then build it too.",
     ),
+    Variable(
+        PREFIX + "PDL",
+        "1",
+        "0: a kernel starts when the one before it has ended (no programmatic dependent launch).",
+    ),
     Variable(PREFIX + "VERBOSE", "0", "1: print the package's log to stderr."),
     Variable("CUDA_HOME", "none", "Root of the CUDA toolkit, looked at first."),
     Variable("CUDA_PATH", "none", "Root of the CUDA toolkit, looked at second."),
@@ -105,6 +110,7 @@ class Settings:
     disable_jit: bool = False
     extra_nvcc_flags: tuple[str, ...] = ()
     lock_timeout: float = 600.0
+    dependent_launch: bool = True
     verbose: bool = False
     cuda_home: str = ""
     cuda_path: str = ""
@@ -137,6 +143,7 @@ class Settings:
                 PREFIX + "EXTRA_NVCC_FLAGS", text(PREFIX + "EXTRA_NVCC_FLAGS")
             ),
             lock_timeout=_parse_seconds(PREFIX + "LOCK_TIMEOUT", lock_timeout or "600"),
+            dependent_launch=parse_bool(PREFIX + "PDL", text(PREFIX + "PDL") or "1"),
             verbose=parse_bool(PREFIX + "VERBOSE", text(PREFIX + "VERBOSE")),
             cuda_home=text("CUDA_HOME"),
             cuda_path=text("CUDA_PATH"),

@@ -14,7 +14,7 @@ from flashinfer_msa.env import template_dir
 
 MAX_TOPK = 64
 GENERIC_TOPK = (16, 32, MAX_TOPK)
-ABI_VERSION = 1
+ABI_VERSION = 2
 SCORE_TYPES = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
 EXTENTS = ("uniform", "token")  # none or one int for all rows; one int32 for each token
 _TEMPLATES = tuple(f"topk_select{part}.cu.jinja" for part in ("", "_few_rows", "_many_rows"))

@@ -3,24 +3,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from typing import Any
-
 import torch
 
-from flashinfer_msa import jit
 from flashinfer_msa.checks import check_call, check_output, check_overlap
+from flashinfer_msa.launch import launch
 from flashinfer_msa.reference import msa_topk_select_reference
-from flashinfer_msa.spec import TopKSelectSpec
-
-_DTYPE_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-_int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-_ARGUMENTS: tuple[Any, ...] = (*[_pointer] * 3, *[_int] * 3, *[_long] * 3, *[_int] * 4, _pointer)
-
-# (topk, dtype, force counts, extent form, GPU) -> the library, ready on that GPU.
-_libraries: dict[tuple[Any, ...], ctypes.CDLL] = {}
-_prepare_lock = threading.Lock()
 
 
 def msa_topk_select(
@@ -116,116 +103,21 @@ def _select(
 ) -> torch.Tensor:
     """Check and answer a call on tensors that have memory."""
     check_call(score, topk, extent, force_begin, force_end)
+    heads, blocks, tokens = shape = score.shape
     if output is None:
-        heads, _, tokens = score.shape
         output = torch.empty((tokens, heads, topk), dtype=torch.int32, device=score.device)
     else:
         check_output(output, score, topk)
         check_overlap(output, score, extent)
     if score.is_cuda:
-        _launch(score, topk, extent, output, force_begin, force_end)
+        if blocks == 0:
+            output.fill_(-1)
+        elif heads and tokens:
+            launch(score, shape, topk, extent, output, force_begin, force_end)
     else:
         answer = msa_topk_select_reference(score.detach(), topk, extent, force_begin, force_end)
         output.copy_(answer)
     return output
-
-
-def _launch(
-    score: torch.Tensor,
-    topk: int,
-    extent: int | torch.Tensor | None,
-    output: torch.Tensor,
-    force_begin: int,
-    force_end: int,
-) -> None:
-    heads, blocks, tokens = score.shape
-    if not heads or not tokens:
-        return
-    if blocks == 0:
-        output.fill_(-1)
-        return
-    per_token = isinstance(extent, torch.Tensor)
-    device = score.get_device()
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return _launch(score, topk, extent, output, force_begin, force_end)
-    key = (topk, score.dtype, force_begin, force_end, per_token, device)
-    library = _libraries.get(key) or _prepare(key)
-    error = library.topk_select(
-        score.data_ptr(),
-        extent.data_ptr() if isinstance(extent, torch.Tensor) else None,
-        output.data_ptr(),
-        heads,
-        blocks,
-        tokens,
-        *score.stride(),
-        extent if isinstance(extent, int) else blocks,
-        topk,
-        force_begin,
-        force_end,
-        torch._C._cuda_getCurrentRawStream(device),
-    )
-    if error:
-        raise RuntimeError(
-            f"msa_topk_select failed to launch for max_score {tuple(score.shape)} "
-            f"on cuda:{device}: {_describe(library, error)}"
-        )
-    return None
-
-
-def _prepare(key: tuple[Any, ...]) -> ctypes.CDLL:
-    """Find or build the kernel and ready it on the current GPU, which is the key's."""
-    topk, dtype, force_begin, force_end, per_token, device = key
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "msa_topk_select cannot load its kernel while a CUDA graph is being captured: make one "
-            "call of this kind (topk, dtype, force counts, form of num_valid_pages) on this GPU "
-            "before the capture"
-        )
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        raise RuntimeError(
-            f"msa_topk_select needs compute capability 8.0 or newer, cuda:{device} "
-            f"({torch.cuda.get_device_name(device)}) has {capability[0]}.{capability[1]}"
-        )
-    extent = "token" if per_token else "uniform"
-    spec = TopKSelectSpec(topk, _DTYPE_NAMES[dtype], force_begin, force_end, extent)
-    library = load_library(spec, capability)
-    with _prepare_lock:
-        error = library.topk_select_prepare()
-    if error:
-        raise RuntimeError(
-            f"msa_topk_select cannot ready {spec.name} on cuda:{device}: "
-            f"{_describe(library, error)}"
-        )
-    _libraries[key] = library
-    return library
-
-
-def load_library(spec: TopKSelectSpec, capability: tuple[int, int]) -> ctypes.CDLL:
-    """Return the library of `spec`, or the generic one where `spec` can be neither found nor built.
-
-    Raises
-    ------
-    RuntimeError
-        If neither is to be had; the message says what was looked for and what to do.
-    """
-    try:
-        library = jit.load(spec, capability)
-    except (jit.MissingKernelError, jit.ToolchainError) as missing:
-        try:
-            library = jit.load(spec.generic(), capability)
-        except (jit.MissingKernelError, jit.ToolchainError):
-            raise missing from None
-    library.topk_select.argtypes = _ARGUMENTS
-    library.topk_select.restype = ctypes.c_int
-    library.topk_select_error.argtypes = (ctypes.c_int,)
-    library.topk_select_error.restype = ctypes.c_char_p
-    return library
-
-
-def _describe(library: ctypes.CDLL, error: int) -> str:
-    return f"{library.topk_select_error(error).decode()} (CUDA error {error})"
 
 
 def _is_abstract(tensor: object) -> bool:

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from importlib import import_module
 
-from flashinfer_msa import jit
-
-_MODULE = import_module("flashinfer_msa.topk_select")
+from flashinfer_msa import jit, launch
 
 
 @contextlib.contextmanager
 def only_generic_builds() -> Iterator[list[str]]:
     """Hide every exact specialisation; give the names of the builds that were loaded."""
-    load, launchers, loaded = jit.load, dict(_MODULE._libraries), []
+    load, ready, loaded = jit.load, dict(launch._ready), []
 
     def load_generic(spec, capability):
         if spec.force_begin is not None:
@@ -23,11 +20,11 @@ def only_generic_builds() -> Iterator[list[str]]:
         loaded.append(spec.name)
         return load(spec, capability)
 
-    _MODULE._libraries.clear()
+    launch._ready.clear()
     jit.load = load_generic
     try:
         yield loaded
     finally:
         jit.load = load
-        _MODULE._libraries.clear()
-        _MODULE._libraries.update(launchers)
+        launch._ready.clear()
+        launch._ready.update(ready)

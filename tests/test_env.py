@@ -37,6 +37,16 @@ def test_58_other_words_are_an_error_that_names_the_variable(name, text):
         Settings.read({name: text})
 
 
+@pytest.mark.parametrize(("text", "value"), [("", True), ("1", True), ("0", False), ("Off", False)])
+def test_dependent_launch_is_on_unless_turned_off(text, value):
+    assert Settings.read({"FLASHINFER_MSA_PDL": text}).dependent_launch is value
+
+
+def test_a_bad_word_for_dependent_launch_is_an_error_that_names_the_variable():
+    with pytest.raises(ValueError, match="FLASHINFER_MSA_PDL='perhaps'"):
+        Settings.read({"FLASHINFER_MSA_PDL": "perhaps"})
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
 def test_bad_lock_timeout_is_an_error_that_names_the_variable(text):
     with pytest.raises(ValueError, match="FLASHINFER_MSA_LOCK_TIMEOUT"):

@@ -67,14 +67,18 @@ def work(tmp_path_factory):
 
 
 def _compile(folder: Path, spec: TopKSelectSpec, unit: str, text: str, arch: str) -> str:
+    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    return _nvcc(folder / f"{spec.name}-{arch}-{unit}", text, target, "-Xptxas=-v", "-cubin")
+
+
+def _nvcc(source: Path, text: str, *flags: str) -> str:
+    """Compile a unit to a file beside it that ends in `.out`; return what nvcc says."""
     toolchain = find_toolchain(Settings.read())
-    source = folder / f"{spec.name}-{arch}-{unit}"
     source.write_text(text)
     includes = [f"-I{path}" for path in (include_dir(), *toolchain.include_dirs)]
-    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
-    command = [toolchain.nvcc, *COMPILE_FLAGS, *includes, target, "-Xptxas=-v", "-cubin"]
+    command = [toolchain.nvcc, *COMPILE_FLAGS, *includes, *flags, source]
     done = subprocess.run(
-        [*command, source, "-o", source.with_suffix(".cubin")], capture_output=True, text=True
+        [*command, "-o", source.with_suffix(".out")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[:4000]
     return done.stderr
@@ -126,6 +130,21 @@ def test_kernels_fit_the_gpu(work, spec, arch):
         if shared > SHARED_LIMIT[arch]:
             problems.append(f"{name}: {shared} bytes of shared memory of {SHARED_LIMIT[arch]}")
     assert not problems
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_wait_before_they_touch_global_memory(tmp_path, arch):
+    """Loads of what is only read are free to move, for all that the compiler knows of them."""
+    spec, seen = SPECS[0], 0
+    for unit, text in spec.sources().items():
+        _nvcc(tmp_path / unit, text, f"-arch=compute_{arch}", "-ptx")
+        ptx = (tmp_path / unit).with_suffix(".out").read_text()
+        for kernel in re.findall(r"^\.visible \.entry \w+run_kernel.*?^}", ptx, re.M | re.S):
+            seen += 1
+            first = re.search(r"\b(ld|st|atom|red)\.[\w.]*global|cp\.async\.c|griddep\S*", kernel)
+            assert first is not None
+            assert (first[0] == "griddepcontrol.wait;") == (arch >= "90"), kernel[:400]
+    assert seen == len(kernels(spec))
 
 
 def test_the_sanitizer_script_knows_every_kernel(tmp_path, monkeypatch):

@@ -168,6 +168,12 @@ def test_the_dispatch_reaches_every_kernel(spec):
     assert all(len(names) == 1 for names in answers.launched)
 
 
+def test_every_call_is_served_where_the_gpu_has_no_features():
+    """There the dispatch has to do without clusters."""
+    calls = [replace(call, features=0) for call in dispatch_calls(DISPATCH_SPECS[0])]
+    assert all(len(names) == 1 for names in check(DISPATCH_SPECS[0], calls).launched)
+
+
 @pytest.mark.parametrize("spec", ADDRESS_SPECS, ids=lambda spec: spec.name)
 def test_sanitizers_find_nothing(spec):
     check(spec, few_calls(spec) + many_calls(spec), "address")

@@ -29,6 +29,14 @@ FLASHINFER_MSA_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) >>
 FLASHINFER_MSA_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
 FLASHINFER_MSA_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
 
+// Returns when the kernel before this one on the stream has ended and what it wrote can be read. A
+// wait only where this kernel may start before that (kDependentLaunch), which 8.x cannot.
+FLASHINFER_MSA_DEVICE void wait_for_producer() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 FLASHINFER_MSA_DEVICE void sync_block() { __syncthreads(); }
 FLASHINFER_MSA_DEVICE void sync_warp() { __syncwarp(); }
 

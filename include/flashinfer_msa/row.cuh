@@ -10,6 +10,12 @@ namespace flashinfer_msa {
 constexpr int kWarpSize = 32;
 
 struct Params {
+  // What not every GPU can do, nor every build for it; found before the first launch.
+  enum Feature : int32_t {
+    kDependentLaunch = 1,  // a kernel starts while the one before it ends: saves 0.4 us a launch
+    kClusters = 2,         // thread blocks in clusters
+  };
+
   const void* scores;
   const int32_t* extents;  // one for each token; unused where Policy says the extent is uniform
   int32_t* output;         // (tokens, heads, topk), contiguous
@@ -20,6 +26,9 @@ struct Params {
   // Worked out by the launcher:
   int32_t first_head;  // of this launch
   bool aligned;        // lines of scores that lie together start at multiples of 16 bytes
+  int32_t features;    // those that launches may use: bits of Feature
+
+  bool has(Feature feature) const { return (features & feature) != 0; }
 };
 
 // Thread blocks of a launch: y counts heads.

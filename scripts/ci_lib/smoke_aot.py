@@ -8,8 +8,8 @@ from pathlib import Path
 import flashinfer_msa
 from flashinfer_msa import jit
 from flashinfer_msa.jit.aot import find_wheel
+from flashinfer_msa.launch import load_library
 from flashinfer_msa.spec import EXTENTS, SCORE_TYPES, TopKSelectSpec
-from flashinfer_msa.topk_select import load_library
 
 prefix = Path(sys.argv[1]).resolve()
 assert Path(flashinfer_msa.__file__).resolve().is_relative_to(prefix), flashinfer_msa.__file__

@@ -18,9 +18,9 @@ import torch
 from guards import assert_exact, check
 from scores import BF16, F16, F32, MIXTURE, Spec, draw, draw_extent
 
+from flashinfer_msa.launch import load_library
 from flashinfer_msa.msa_ops import msa_topk_select
 from flashinfer_msa.spec import TopKSelectSpec
-from flashinfer_msa.topk_select import load_library
 from sanitize_lib.kernels import name_of_event, names_in_library
 
 SPECS = (Spec(16, F32, 0, 1), Spec(16, BF16, 1, 2), Spec(32, F16, 1, 0), Spec(64, F32, 0, 2))

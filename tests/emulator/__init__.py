@@ -27,6 +27,7 @@ from flashinfer_msa.spec import TopKSelectSpec
 
 POLICIES = ("forward", "backward", "random")
 FAMILIES = ("dispatch", "few", "many")
+ALL_FEATURES = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,7 @@ class Call:
     family: str = "dispatch"
     policy: str = "forward"
     seed: int = 1
+    features: int = ALL_FEATURES  # bits of Params::Feature in row.cuh
 
     def __str__(self) -> str:
         extent = self.extent
@@ -50,7 +52,8 @@ class Call:
             extent = f"{extent[:4].tolist()}..."
         return (
             f"{tuple(self.values.shape)} topk {self.topk} extent {extent} forced {self.begin} "
-            f"{self.end} {self.layout}+{self.offset} {self.family} rows, {self.policy} {self.seed}"
+            f"{self.end} {self.layout}+{self.offset} {self.family} rows, {self.policy} "
+            f"{self.seed}, features {self.features}"
         )
 
     @cached_property
@@ -75,10 +78,11 @@ class Call:
         per_token = isinstance(self.extent, torch.Tensor)
         extent = blocks if per_token or self.extent is None else self.extent
         header = struct.pack(
-            "=16q",
+            "=17q",
             POLICIES.index(self.policy), self.seed, FAMILIES.index(self.family),
             heads, blocks, tokens, *self.scores.stride(),
             extent, self.topk, self.begin, self.end, len(memory), self.offset, per_token,
+            self.features,
         )  # fmt: skip
         extents = self.extent.numpy().tobytes() if per_token else b""
         return header + bits(memory).numpy().tobytes() + extents

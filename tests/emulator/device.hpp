@@ -40,7 +40,8 @@ struct Lanes {
 struct Kernel {
   const char* name;
   int64_t grid_x, grid_y;
-  int cluster;  // blocks that run together and may read each other's shared memory
+  int cluster;        // blocks that run together and may read each other's shared memory
+  bool has_clusters;  // whether the launch may ask for them
   int threads;
   size_t storage, alignment;
   const void* params;
@@ -59,6 +60,7 @@ Lanes meet(const char* what, Site site, uint64_t value);
 void sync_warp(Site site);
 void sync_block(Site site);
 void sync_cluster(Site site);
+void wait_for_producer();  // before it a thread may touch no buffer of the call's
 
 void copy_async(void* to, const void* from, size_t size, Site site);
 void commit_copies();
@@ -84,7 +86,6 @@ template <class K>
 constexpr int cluster_of(long) {
   return 1;
 }
-
 template <class To, class From>
 inline To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
@@ -131,6 +132,7 @@ inline int warp_index() { return emulator::thread() / 32; }
 inline int block_x() { return emulator::block_x(); }
 inline int block_y() { return emulator::block_y(); }
 
+inline void wait_for_producer() { emulator::wait_for_producer(); }
 inline void sync_block(emulator::Site site = emulator::Site::here()) { emulator::sync_block(site); }
 inline void sync_warp(emulator::Site site = emulator::Site::here()) { emulator::sync_warp(site); }
 
@@ -215,6 +217,11 @@ inline void wait_copies() {
   emulator::wait_copies(kPending);
 }
 
+template <class Policy>
+cudaError_t find_features(int32_t& features) {
+  return features = ~0, cudaSuccess;
+}
+
 template <class Kernel>
 cudaError_t prepare_kernel() {
   emulator::prepare(emulator::name_of<Kernel>(), Kernel::kThreads,
@@ -222,16 +229,21 @@ cudaError_t prepare_kernel() {
   return cudaSuccess;
 }
 
+// In <flashinfer_msa/launch.cuh>, for both machines.
+template <class Kernel, class ParamsT>
+inline void run_thread(const ParamsT& params, typename Kernel::Storage& storage);
+
 template <class Kernel, class ParamsT>
 cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
   const auto body = [](const void* params, void* storage) {
-    Kernel{*static_cast<const ParamsT*>(params), *static_cast<typename Kernel::Storage*>(storage)}
-        .run();
+    run_thread<Kernel>(*static_cast<const ParamsT*>(params),
+                       *static_cast<typename Kernel::Storage*>(storage));
   };
   const auto grid = Kernel::grid(params);
   emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, emulator::cluster_of<Kernel>(0),
-                    Kernel::kThreads, sizeof(typename Kernel::Storage),
-                    alignof(typename Kernel::Storage), &params, sizeof(params), body});
+                    params.has(ParamsT::kClusters), Kernel::kThreads,
+                    sizeof(typename Kernel::Storage), alignof(typename Kernel::Storage), &params,
+                    sizeof(params), body});
   return cudaSuccess;
 }
 

@@ -24,6 +24,7 @@ struct Header {
   int64_t elements;  // of the scores' memory
   int64_t offset;    // elements by which every buffer is moved off its alignment
   int64_t per_token;
+  int64_t features;  // that the call may use
 };
 
 constexpr int32_t kUnwritten = 0x7f7f7f7f;
@@ -70,10 +71,14 @@ int launch(const Header& h, const void* scores, const int32_t* extents, int32_t*
   const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
   flashinfer_msa::Params params;
   emulator::run.params = h.family == 0 ? nullptr : &params;
-  const int error =
-      topk_select(scores, extents, output, narrow(h.heads), narrow(h.blocks), narrow(h.tokens),
-                  h.head_stride, h.block_stride, h.token_stride, narrow(h.extent), narrow(h.topk),
-                  narrow(h.force_begin), narrow(h.force_end), nullptr);
+  flashinfer_msa::Call call = {scores, extents, output};
+  call.heads = narrow(h.heads), call.blocks = narrow(h.blocks), call.tokens = narrow(h.tokens);
+  call.head_stride = h.head_stride, call.block_stride = h.block_stride;
+  call.token_stride = h.token_stride;
+  call.extent = narrow(h.extent), call.topk = narrow(h.topk);
+  call.force_begin = narrow(h.force_begin), call.force_end = narrow(h.force_end);
+  call.features = narrow(h.features);
+  const int error = topk_select(&call);
   emulator::run.params = nullptr;
   if (error != 0 || h.family == 0) return error;
   if (h.family == 1) return flashinfer_msa::FewRows<SpecPolicy>::launch(params, nullptr);
@@ -106,7 +111,8 @@ int main(int count, char** arguments) {
   std::FILE* cases = std::fopen(arguments[1], "rb");
   std::FILE* answers = std::fopen(arguments[2], "wb");
   if (cases == nullptr || answers == nullptr) return 2;
-  if (topk_select_prepare() != 0) return 2;
+  int32_t features;
+  if (topk_select_prepare(&features) != 0) return 2;
   for (const std::string& name : emulator::run.prepared) std::printf("prepared %s\n", name.c_str());
   Header header;
   for (int number = 0; std::fread(&header, sizeof(header), 1, cases) == 1; ++number) {

@@ -13,6 +13,9 @@ namespace flashinfer_msa {
 struct Buffers {
   const int32_t* input;  // 64
   int32_t* output;       // 64
+
+  enum Feature { kClusters };
+  static bool has(Feature) { return false; }
 };
 struct Grid {
   int x, y;
@@ -32,9 +35,34 @@ struct Machine {
 };
 
 using Body = void (*)(const Machine&);
+
+// In place of <flashinfer_msa/launch.cuh>.
+template <class Kernel, class ParamsT>
+inline void run_thread(const ParamsT& params, typename Kernel::Storage& storage) {
+  if (Kernel::kWaits) wait_for_producer();
+  Kernel{params, storage}.run();
+}
+
+Body chosen;
+
+template <bool kWaitsT, int kClusterBlocksT>
+struct Kernel {
+  static constexpr int kThreads = 64;
+  static constexpr bool kWaits = kWaitsT;
+  static constexpr int kClusterBlocks = kClusterBlocksT;
+  using Storage = Machine::Shared;
+  const Buffers& params;
+  Storage& smem;
+  static Grid grid(const Buffers&) { return {2, 1}; }
+  void run() {
+    if (block_x() == 0) chosen(Machine{thread_index(), params, smem});
+  }
+};
+
 struct Fault {
   const char* name;
   Body body;
+  cudaError_t (*launch)(const Buffers&, cudaStream_t) = launch_kernel<Kernel<true, 1>>;
 };
 
 const Fault kFaults[] = {
@@ -146,31 +174,34 @@ const Fault kFaults[] = {
        read_scores(reinterpret_cast<const float*>(&m.shared.value[m.t % 32 + 1]), v);
        m.answer(static_cast<int32_t>(v[0]));
      }},
-};
-
-Body chosen;
-
-struct Kernel {
-  static constexpr int kThreads = 64;
-  using Storage = Machine::Shared;
-  const Buffers& params;
-  Storage& smem;
-  static Grid grid(const Buffers&) { return {2, 1}; }
-  void run() {
-    if (block_x() == 0) chosen(Machine{thread_index(), params, smem});
-  }
+    {"input_read_too_early", [](const Machine& m) { m.shared.value[m.t] = m.global.input[m.t]; },
+     launch_kernel<Kernel<false, 1>>},
+    {"output_written_too_early", [](const Machine& m) { m.answer(1); },
+     launch_kernel<Kernel<false, 1>>},
+    {"copied_too_early",
+     [](const Machine& m) {
+       copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);
+       wait_for_producer();
+       commit_copies();
+       wait_copies<0>();
+     },
+     launch_kernel<Kernel<false, 1>>},
+    {"clusters_where_there_are_none", [](const Machine& m) { m.answer(1); },
+     launch_kernel<Kernel<true, 2>>},
 };
 
 }  // namespace flashinfer_msa
 
 int main(int count, char** arguments) {
   using namespace flashinfer_msa;
+  const Fault* found = nullptr;
   for (const Fault& fault : kFaults) {
     if (count == 1) std::puts(fault.name);
-    if (count > 1 && std::strcmp(fault.name, arguments[1]) == 0) chosen = fault.body;
+    if (count > 1 && std::strcmp(fault.name, arguments[1]) == 0) found = &fault;
   }
   if (count == 1) return 0;
-  if (chosen == nullptr) return 2;
+  if (found == nullptr) return 2;
+  chosen = found->body;
   emulator::run.policy = static_cast<emulator::Policy>(count > 2 ? std::atoi(arguments[2]) : 0);
   auto* input = static_cast<int32_t*>(std::calloc(64, sizeof(int32_t)));
   auto* output = static_cast<int32_t*>(std::calloc(64, sizeof(int32_t)));
@@ -180,7 +211,7 @@ int main(int count, char** arguments) {
   };
   watch("the input", input, false);
   watch("the output", output, true);
-  launch_kernel<Kernel>(Buffers{input, output}, nullptr);
+  found->launch(Buffers{input, output}, nullptr);
   std::free(input);
   std::free(output);
   return 0;

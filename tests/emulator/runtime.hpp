@@ -13,7 +13,8 @@ namespace emulator {
 // Which runnable thread goes next: the lowest, the highest, or any, with switches at accesses too.
 enum class Policy { kForward, kBackward, kRandom };
 
-// Global memory of a call, element by element. An input is only read, and only where allowed; of
+// Global memory of a call, element by element. Nothing of it is touched by a thread that has not
+// waited for the kernel before. An input is only read, and only where allowed; of
 // an output every element is written once and none is read.
 struct Buffer {
   const char* name;

@@ -60,6 +60,8 @@ void* storage_of(int rank) {
   return blocks[rank].storage;
 }
 
+void wait_for_producer() { current->waited = true; }
+
 bool is_mutant(int number) {
   static const char* text = std::getenv("FLASHINFER_MSA_MUTANT");
   static const int chosen = text == nullptr ? 0 : std::atoi(text);
@@ -82,6 +84,7 @@ void launch(const Kernel& launched) {
       launched.grid_y > kGridLimitY || launched.grid_x % launched.cluster != 0) {
     fail("a grid of " + std::to_string(launched.grid_x) + " x " + std::to_string(launched.grid_y));
   }
+  if (launched.cluster > 1 && !launched.has_clusters) fail("clusters where there are none");
   if (launched.threads < 1 || launched.threads > 1024 || launched.threads % kWarpSize != 0) {
     fail(std::to_string(launched.threads) + " threads");
   }

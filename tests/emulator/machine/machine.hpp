@@ -49,6 +49,7 @@ struct Thread {
   Scope *warp, *all, *cluster;
   unsigned char* stack;
   Scope* waits = nullptr;
+  bool waited = false;  // for the kernel before this one
   void* fake_stack = nullptr;
   std::vector<Copy> open = {};                // asynchronous copies of no group yet
   std::deque<std::vector<Copy>> groups = {};  // under way

@@ -92,6 +92,10 @@ void check_shared(int rank, size_t offset, size_t size, bool writes, uintptr_t p
 }
 
 void check_buffer(Buffer& buffer, size_t offset, size_t size, bool writes, uintptr_t pc) {
+  if (!current->waited) {
+    fail(std::string(writes ? "writes " : "reads ") + buffer.name +
+         " before wait_for_producer, at " + hex(pc));
+  }
   for (size_t i = offset / buffer.element; i <= (offset + size - 1) / buffer.element; ++i) {
     if (writes != buffer.output || !buffer.allowed[i]) {
       const char* why = writes != buffer.output ? "" : writes ? " once more" : " between the rows";
