@@ -20,9 +20,9 @@ def check_call(
     num_valid_pages: int | torch.Tensor | None,
     force_begin: int,
     force_end: int,
-) -> None:
-    """Raise ValueError or TypeError unless the inputs keep the contract."""
-    check_score(max_score)
+) -> torch.Size:
+    """Return the scores' shape; raise ValueError or TypeError if an input breaks the contract."""
+    shape = check_score(max_score)
     if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
         check_int("topk", topk, f"in 1..{MAX_TOPK}", 1, MAX_TOPK)
     if type(force_begin) is not int or force_begin < 0:
@@ -35,19 +35,21 @@ def check_call(
             f"got {force_begin} + {force_end} > {topk}"
         )
     if isinstance(num_valid_pages, torch.Tensor):
-        check_extents(num_valid_pages, max_score)
+        check_extents(num_valid_pages, max_score, shape[2])
     elif num_valid_pages is not None:
-        check_extent(num_valid_pages, max_score.shape[1], force_begin + force_end)
+        check_extent(num_valid_pages, shape[1], force_begin + force_end)
+    return shape
 
 
-def check_score(max_score: torch.Tensor) -> None:
-    """Raise unless the scores have a supported rank, dtype and layout."""
+def check_score(max_score: torch.Tensor) -> torch.Size:
+    """Return the scores' shape; raise unless their rank, dtype and layout are supported."""
     if not isinstance(max_score, torch.Tensor):
         raise TypeError(f"max_score must be a torch.Tensor, got {type(max_score).__name__}")
-    if max_score.dim() != 3:
+    shape = max_score.shape
+    if len(shape) != 3:
         raise ValueError(
             "max_score must be 3D (num_qo_heads, max_k_tiles, total_qo_len), "
-            f"got shape {tuple(max_score.shape)}"
+            f"got shape {tuple(shape)}"
         )
     if max_score.dtype not in SCORE_DTYPES:
         raise ValueError(
@@ -57,13 +59,14 @@ def check_score(max_score: torch.Tensor) -> None:
         raise ValueError("max_score must not be a negated view; copy it with .resolve_neg()")
     _, block_stride, token_stride = max_score.stride()
     if token_stride == 1 or block_stride == 1:
-        return
-    _, blocks, tokens = max_score.shape
+        return shape
+    _, blocks, tokens = shape
     if max_score.numel() and blocks > 1 and tokens > 1:
         raise ValueError(
             "max_score must have stride 1 in its last dimension (total_qo_len) or in its middle "
             f"one (max_k_tiles), got strides {max_score.stride()}; copy it with .contiguous()"
         )
+    return shape
 
 
 def check_int(name: str, value: object, expected: str, least: int, most: int | None = None) -> None:
@@ -90,15 +93,14 @@ def check_extent(extent: object, blocks: int, forced: int) -> None:
         )
 
 
-def check_extents(extents: torch.Tensor, max_score: torch.Tensor) -> None:
+def check_extents(extents: torch.Tensor, max_score: torch.Tensor, tokens: int) -> None:
     """Raise unless the extents are int32, one for each token, contiguous, beside the scores."""
     if extents.dtype != torch.int32 or extents.dim() != 1:
         raise ValueError(
             "num_valid_pages must be a 1D int32 tensor of length total_qo_len, "
             f"got {extents.dim()}D {extents.dtype}"
         )
-    tokens = max_score.shape[2]
-    if extents.shape[0] != tokens:
+    if extents.numel() != tokens:
         raise ValueError(
             f"num_valid_pages must have length total_qo_len = {tokens}, got {extents.shape[0]}"
         )
@@ -111,11 +113,13 @@ def check_extents(extents: torch.Tensor, max_score: torch.Tensor) -> None:
         )
 
 
-def check_output(output: torch.Tensor, max_score: torch.Tensor, topk: int) -> None:
-    """Raise unless `output` has the form that can be written in place."""
+def check_output(
+    output: torch.Tensor, max_score: torch.Tensor, shape: torch.Size, topk: int
+) -> None:
+    """Raise unless `output` has the form that can be written in place; `shape` is the scores'."""
     if not isinstance(output, torch.Tensor):
         raise TypeError(f"output must be a torch.Tensor, got {type(output).__name__}")
-    heads, _, tokens = max_score.shape
+    heads, _, tokens = shape
     if output.dtype != torch.int32:
         raise ValueError(f"output must be int32, got dtype {output.dtype}")
     if output.shape != (tokens, heads, topk):
@@ -132,7 +136,10 @@ def check_output(output: torch.Tensor, max_score: torch.Tensor, topk: int) -> No
 
 
 def check_overlap(
-    output: torch.Tensor, max_score: torch.Tensor, num_valid_pages: int | torch.Tensor | None
+    output: torch.Tensor,
+    max_score: torch.Tensor,
+    shape: torch.Size,
+    num_valid_pages: int | torch.Tensor | None,
 ) -> None:
     """Raise if writing `output` would touch an input: their address ranges must not meet.
 
@@ -141,16 +148,16 @@ def check_overlap(
     first = output.data_ptr()
     last = first + 4 * output.numel()
     start = max_score.data_ptr()
-    if first < start + _bytes_spanned(max_score) and start < last:
+    if start < last and first < start + _bytes_spanned(max_score, shape):
         raise ValueError("output must not overlap the memory of max_score")
     if isinstance(num_valid_pages, torch.Tensor):
         start = num_valid_pages.data_ptr()
-        if first < start + 4 * num_valid_pages.numel() and start < last:
+        if start < last and first < start + 4 * num_valid_pages.numel():
             raise ValueError("output must not overlap the memory of num_valid_pages")
 
 
-def _bytes_spanned(score: torch.Tensor) -> int:
-    heads, blocks, tokens = score.shape
+def _bytes_spanned(score: torch.Tensor, shape: torch.Size) -> int:
+    heads, blocks, tokens = shape
     if heads == 0 or blocks == 0 or tokens == 0:
         return 0
     head_stride, block_stride, token_stride = score.stride()
