@@ -24,8 +24,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout needs no installation
 
 import scores as draws
-from guards import LAYOUTS, Trial, assert_exact
-from scores import KINDS, SHARED_SPECS, TOKEN_EXTENTS
+from dispatch import kernel_of
+from fuzz_shapes import random_shape
+from guards import Trial, assert_exact
+from layouts import LAYOUTS
+from scores import EDGE_EXTENTS, KINDS, SHARED_SPECS, TOKEN_EXTENTS
 
 from flashinfer_msa.msa_ops import msa_topk_select
 from flashinfer_msa.reference import msa_topk_select_reference as reference
@@ -33,7 +36,6 @@ from flashinfer_msa.reference import msa_topk_select_reference as reference
 Op = Callable[..., torch.Tensor]
 BATCH = 64
 MAX_SCORES = 1 << 21  # of a usual case; a crowd of rows may hold four times as many
-MANY_ROWS = 4096  # other kernels take over about here
 PLAIN_KINDS = ("constant", "ascending", "quantised", "normal")
 DTYPES = {name: dtype for dtype, name in draws.DTYPE_NAMES.items()}
 
@@ -71,6 +73,11 @@ class Case:
         whole = {f.name for f in dataclasses.fields(cls) if f.type == "int"}
         return cls(**{k: int(v) if k in whole else v for k, v in words.items()})
 
+    @property
+    def kernel(self) -> str:
+        """Which kernel serves it, as `dispatch.kernel_of` names them."""
+        return kernel_of(self.topk, (self.heads, self.blocks, self.tokens), self.layout)
+
     def trial(self) -> Trial:
         gen = draws.generator(self.seed, self.device)
         shape, dtype = (self.heads, self.blocks, self.tokens), DTYPES[self.dtype]
@@ -88,23 +95,9 @@ class Case:
         return torch.stack([(result != expected).any(), *trial.faults().values()]).any()
 
 
-def skewed(rng: random.Random, low: int, high: int) -> int:
-    """Mostly small, often just beside a power of two, up to `high`."""
-    top = rng.randint(0, high.bit_length())
-    n = rng.choice([rng.randint(0, 1 << top), (1 << top) + rng.randint(-1, 1)])
-    return min(high, max(low, n))
-
-
 def random_case(rng: random.Random, device: str) -> Case:
     spec, form = rng.choice(FORMS)
-    heads = rng.randint(1, 9)
-    if rng.random() < 0.2:  # a crowd of rows, with as many blocks as the limit leaves
-        tokens = -(-(MANY_ROWS + skewed(rng, 0, 4000)) // heads)
-        blocks = skewed(rng, 0, min(20_000, 4 * MAX_SCORES // (heads * tokens)))
-    else:
-        blocks = skewed(rng, 0, rng.choice([700, 700, 20_000, 140_000]))
-        limit = max(1, MAX_SCORES // (heads * max(1, blocks)))
-        tokens = min(skewed(rng, 1, 6000), limit)
+    heads, blocks, tokens = random_shape(rng, MAX_SCORES)
     return Case(
         seed=rng.randrange(2**31),
         device=device,
@@ -115,7 +108,7 @@ def random_case(rng: random.Random, device: str) -> Case:
         dtype=draws.DTYPE_NAMES[spec.dtype],
         begin=spec.begin,
         end=spec.end,
-        extent=rng.choice([*TOKEN_EXTENTS] if form == "token" else ["none", "int"]),
+        extent=rng.choice([*TOKEN_EXTENTS, *EDGE_EXTENTS] if form == "token" else ["none", "int"]),
         layout=rng.choice([*LAYOUTS]),
         offset=rng.choice([0, 0, rng.randint(0, 9)]),
         kinds="+".join(rng.sample([*KINDS], rng.randint(1, 3))),
@@ -129,7 +122,9 @@ def smaller(case: Case) -> Iterator[Case]:
         yield from (dataclasses.replace(case, kinds=kind) for kind in kinds)
     elif case.kinds not in PLAIN_KINDS:
         yield from (dataclasses.replace(case, kinds=kind) for kind in PLAIN_KINDS)
-    plain = {"int": "none"} | {form: "long" for form in TOKEN_EXTENTS if form != "long"}
+    plain = {"int": "none"} | {
+        form: "long" for form in (*TOKEN_EXTENTS, *EDGE_EXTENTS) if form != "long"
+    }
     if case.extent in plain:
         yield dataclasses.replace(case, extent=plain[case.extent])
     if case.layout != "s_contiguous":

@@ -3,31 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import oracle
 import torch
+from dispatch import ROW_BOUNDS, kernel_of
+from layouts import LAYOUTS
 from scores import FORMATS, INF, NAN
 
 POISON = 0x7F7F7F7F  # what `output` holds before the call: no id, and no -1
 GUARD_WORD = 0x5A5A5A5A
 GUARD = 64  # words on either side: two cache lines
-MANY_ROWS = 4200  # more than the bound from which the other family of kernels serves a call
 MAX_CROWD = 1 << 25  # scores
-
-# Strides of an (H, P, S) view. Both orders of memory, with and without padding.
-LAYOUTS: dict[str, Callable[[int, int, int], tuple[int, int, int]]] = {
-    "s_contiguous": lambda h, p, s: (p * s, s, 1),
-    "s_padded": lambda h, p, s: (p * (s + 3), s + 3, 1),
-    "s_padded_heads": lambda h, p, s: (p * s + 5, s, 1),
-    "s_token_slice": lambda h, p, s: (s, h * s, 1),  # memory is (P, H, S)
-    "s_expanded_heads": lambda h, p, s: (0, s, 1),
-    "p_contiguous": lambda h, p, s: (s * p, 1, p),  # memory is (H, S, P)
-    "p_padded": lambda h, p, s: (s * (p + 5), 1, p + 5),
-    "p_token_major": lambda h, p, s: (p, 1, h * p),  # memory is (S, H, P)
-    "p_expanded_heads": lambda h, p, s: (0, 1, p),
-}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,23 +138,31 @@ def run_guarded(
 def check(values, topk, extent=None, begin=0, end=0, *, layout="s_contiguous", offset=0, op=None):
     """Run guarded, compare with the oracle bit for bit, and return the output.
 
-    On a GPU the same tokens run a second time, repeated until the kernels for many rows take over:
-    every test meets both families, and a row must not care about its company.
+    On a GPU the same tokens run again, repeated until kernels for more rows take over: every test
+    meets all families, and a row must not care about its company.
     """
     trial = Trial(values, topk, extent, begin, end, layout, offset)
     output = _run(trial, op)
     expected = oracle.select(trial.scores.view, topk, extent, begin, end)
     assert_exact(output, expected, trial.scores.view, extent)
-    heads, blocks, tokens = values.shape
-    rows = heads * tokens
-    if values.is_cuda and 0 < rows < MANY_ROWS and blocks * MANY_ROWS <= MAX_CROWD:
-        times = -(-MANY_ROWS // rows)
-        if isinstance(extent, torch.Tensor):
-            extent = extent.repeat(times)
-        crowd = Trial(values.repeat(1, 1, times), topk, extent, begin, end, layout, offset)
+    for times in crowds(topk, tuple(values.shape), layout) if values.is_cuda else ():
+        longer = extent.repeat(times) if isinstance(extent, torch.Tensor) else extent
+        crowd = Trial(values.repeat(1, 1, times), topk, longer, begin, end, layout, offset)
         crowd_output = _run(crowd, op)
-        assert_exact(crowd_output, expected.repeat(times, 1, 1), crowd.scores.view, extent)
+        assert_exact(crowd_output, expected.repeat(times, 1, 1), crowd.scores.view, longer)
     return output
+
+
+def crowds(topk: int, shape: tuple[int, int, int], layout: str) -> Iterator[int]:
+    """Yield how often to repeat the tokens to meet each kernel that is for more rows."""
+    heads, blocks, tokens = shape
+    met = {kernel_of(topk, shape, layout)}
+    for rows in ROW_BOUNDS if heads * tokens else ():
+        times = -(-rows // (heads * tokens))
+        kernel = kernel_of(topk, (heads, blocks, tokens * times), layout)
+        if kernel not in met and heads * blocks * tokens * times <= MAX_CROWD:
+            met.add(kernel)
+            yield times
 
 
 def _run(trial: Trial, op: Callable[..., torch.Tensor] | None) -> torch.Tensor:

@@ -225,6 +225,8 @@ TOKEN_EXTENTS = {
     ),
     "wild": _wild,
 }
+# About 128, up to which one warp answers a row of any width (short_row.cuh).
+EDGE_EXTENTS = {"narrow": lambda blocks, tokens_, gen: _drawn(118, 140, tokens_, gen)}
 UNIFORM_EXTENTS = ("none", "int")
 
 
@@ -237,4 +239,4 @@ def draw_extent(kind: str, blocks: int, tokens_: int, forced: int, seed=0, devic
         host_seed = seed.initial_seed() if isinstance(seed, torch.Generator) else seed
         return random.Random(host_seed).randint(low, blocks) if low <= blocks else None
     gen = seed if isinstance(seed, torch.Generator) else generator(seed, device)
-    return TOKEN_EXTENTS[kind](blocks, tokens_, gen)
+    return (TOKEN_EXTENTS | EDGE_EXTENTS)[kind](blocks, tokens_, gen)

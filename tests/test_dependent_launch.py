@@ -6,6 +6,7 @@ selector that did not wait would read what they have not written yet, or write w
 read yet.
 """
 
+import ctypes
 import json
 import os
 import subprocess
@@ -19,15 +20,15 @@ from guards import POISON
 from producers import load_producers, pass_on, slow_copy
 from scores import LOCAL
 
-from flashinfer_msa import jit
+from flashinfer_msa import jit, launch
 from flashinfer_msa.msa_ops import msa_topk_select
 from flashinfer_msa.reference import msa_topk_select_reference as reference
 from flashinfer_msa.spec import TopKSelectSpec
 
 pytestmark = pytest.mark.gpu
 
-# One row, some rows, long rows, many rows.
-SHAPES = [(4, 128, 1), (4, 512, 64), (1, 9000, 4), (4, 200, 1100)]
+# A row a thread block, some rows, long rows, a quad of lanes a row, a lane a row.
+SHAPES = [(4, 128, 1), (4, 520, 64), (1, 9000, 4), (4, 120, 1100), (4, 520, 1030)]
 EARLY = pytest.mark.parametrize("early", [False, True], ids=["plain", "early"])
 BETWEEN = pytest.mark.parametrize("between", [0, 1, 3], ids="{} between".format)
 PRODUCERS = pytest.mark.usefixtures("producers")
@@ -183,7 +184,7 @@ from flashinfer_msa.msa_ops import msa_topk_select
 gen = torch.Generator("cuda").manual_seed(5)
 ids = [
     msa_topk_select(torch.randn(shape, device="cuda", generator=gen).round(decimals=1), 16)
-    for shape in ((4, 700, 40), (4, 128, 1), (4, 200, 1100))
+    for shape in ((4, 700, 40), (4, 128, 1), (4, 120, 1100), (4, 520, 1030))
 ]
 (ready,) = launch._ready.values()
 weights = [1 + torch.arange(i.numel(), device="cuda").view(i.shape) % 1009 for i in ids]
@@ -203,18 +204,19 @@ def run_script(**environment: str):
 
 
 def has_dependent_launch() -> bool:
-    driver = torch._C._cuda_getDriverVersion()
-    return torch.cuda.get_device_capability() >= (9, 0) and driver >= 12030
+    driver = ctypes.c_int()
+    assert ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(driver)) == 0
+    return torch.cuda.get_device_capability() >= (9, 0) and driver.value >= 12030
 
 
 def test_the_variable_turns_it_off_and_changes_no_answer():
     usual, off = run_script(), run_script(FLASHINFER_MSA_PDL="0")
-    assert bool(usual["features"] & 1) == has_dependent_launch()
-    assert off["features"] == usual["features"] & ~1
+    assert usual["features"] == (launch.DEPENDENT_LAUNCH if has_dependent_launch() else 0)
+    assert off["features"] == 0
     assert off["sums"] == usual["sums"]
 
 
-def test_code_for_8_0_has_neither_dependent_launch_nor_clusters():
+def test_code_for_8_0_has_no_dependent_launch():
     """It has no instruction that would wait."""
     spec = TopKSelectSpec(16, "f32", 0, 0, "uniform")
     if jit.find(spec, torch.cuda.get_device_capability()).source == "aot":

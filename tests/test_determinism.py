@@ -9,6 +9,8 @@ from scores import KINDS, LOCAL, MIXTURE, SHARED_SPECS, draw, draw_extent, gener
 from flashinfer_msa.msa_ops import msa_topk_select
 
 KINDS_OF_ROWS = len(KINDS)  # one row of each kind
+# Some rows, a quad of lanes a row, a lane a row, long rows, a row a thread block.
+SHAPES = [(2, 1024, 512), (4, 128, 3000), (2, 1030, 2100), (1, 20_000, 8), (4, 4096, 1)]
 
 
 @pytest.mark.parametrize("spec", SHARED_SPECS, ids=str)
@@ -64,8 +66,7 @@ def test_repeats_are_identical(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(2, 1024, 512), (4, 128, 3000), (1, 20_000, 8), (4, 4096, 1)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_repeats_are_identical_beside_a_noisy_neighbour(shape):
     """A stream that hammers memory and the SMs changes the order of everything but the answer."""
     values = draw("ties_but_few+quantised+constant", shape, seed=7, device="cuda")

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 # Decode of one and of many tokens, a small prefill, long rows: every kernel is captured.
 SHAPES = [(4, 128, 1), (4, 512, 64), (1, 24, 300), (2, 1024, 40), (4, 9000, 3), (1, 40_000, 1)]
+SHAPES += [(4, 300, 130), (4, 520, 64), (4, 120, 1100), (4, 520, 1030)]  # one of each other kernel
 
 
 @pytest.mark.parametrize("spec", [LOCAL, SINK_LOCAL, BFLOAT], ids=str)

@@ -3,7 +3,8 @@
 
 Each spec's calls go through every kernel and every branch of the dispatch. The emulated machine
 finds races, divergent barriers, reads of what was never written or lies between the rows, and
-double writes; AddressSanitizer and UndefinedBehaviorSanitizer find the rest.
+double writes; AddressSanitizer and UndefinedBehaviorSanitizer find the rest. One file, though long:
+its tests share what is compiled.
 """
 
 from __future__ import annotations
@@ -40,15 +41,31 @@ ADDRESS_SPECS = (SPECS[2], SPECS[7], SPECS[8], SPECS[9])
 DISPATCH_SPECS = (SPECS[0], SPECS[6], SPECS[7])
 PARTS = 3
 NEAR_POWERS = sorted({2**j + d for j in range(14) for d in (-1, 0, 1)} - {0})
-FEW_BLOCKS = (*NEAR_POWERS, 200, 5000, 20_000)
+FEW_BLOCKS = (*NEAR_POWERS, 200, 5000, 16_385, 20_000)
 MANY_BLOCKS = (*(n for n in NEAR_POWERS if n <= 513), 200, 300, 1100)
 TOKENS = (33, 1, 31, 32, 64, 40)
-FEW_HEADS = ((16, 100, 9), (33, 200, 5), (16, 600, 11), (16, 2100, 8), (5, 300, 30))
-# Which kernel takes many rows may depend on how many there are, in units of 32 tokens of a head.
-MANY_HEADS = ((64, 20, 1), (65, 130, 2), (64, 300, 1), (512, 20, 1), (513, 70, 2))
+# More tokens than kinds of scores, in a number that no kernel's thread blocks are filled by.
+MIXED = 21
+SOME_BLOCKS = (40, 129, 500, 512, 600, 2048, 2049, 4200)
+LANE_BLOCKS = (20, 128, 129, 300, 1100)
+# Of equal scores above all others: lists just as long as fits, and one longer.
+PLATEAUS = (1, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193,
+            255, 256, 257, 319, 320, 321, 383, 384, 385)  # fmt: skip
+PLATEAU_SHAPES = (
+    ("few", 128), ("few", 512), ("few", 1000), ("some", 512), ("some", 700), ("some_many", 700),
+    ("some", 2200), ("some_many", 2200), ("many", 250), ("lean", 300), ("wide", 300),
+)  # fmt: skip
+# (heads, blocks, tokens) at which the dispatch changes its mind, and tokens that lie together:
+DISPATCH = (
+    (1, 512, 512), (1, 512, 511), (1, 513, 128), (1, 513, 127), (42, 600, 3), (1, 600, 512),
+    (2, 2049, 64), (1, 2049, 512), (1, 8193, 128), (1, 8193, 5), (1, 128, 2047), (1, 128, 2048),
+)  # fmt: skip
+# Of the first spec alone; all but the first blocks are past the extent, to save time.
+DISPATCH_MANY = ((1, 129, 8191), (1, 256, 8192), (1, 257, 8192), (1, 513, 4096), (820, 1536, 5))
 
 
 LAYOUT_PAIR = ("s_contiguous", "p_contiguous")
+TOGETHER = tuple(name for name in LAYOUTS if name.startswith("s_"))  # tokens
 
 
 @cache
@@ -81,12 +98,13 @@ def make_call(spec: TopKSelectSpec, number: int, shape, family: str) -> Call:
     if begin is None:
         topk = turn((spec.topk, 1, spec.topk - 3, 5), 1)
         begin, end = turn(((0, 0), (0, 1), (1, 0), (topk // 2, topk - topk // 2)), 1)
-    kind = MIXTURE if number % 5 == 0 else turn(KINDS, 1)
+    kind = MIXTURE if number % 5 == 0 or shape[2] == MIXED else turn(KINDS, 1)
     values = draw(kind, shape, DTYPES[spec.dtype], gen)
     form = turn(TOKEN_EXTENTS, 1) if spec.extent == "token" else turn(("none", "int"), 1)
     extent = draw_extent(form, shape[1], shape[2], begin + end, gen)
     return Call(
-        values, topk, extent, begin, end, layout=turn(LAYOUTS, 1), offset=turn((0, 1, 2, 3), 1),
+        values, topk, extent, begin, end, offset=turn((0, 1, 2, 3), 1),
+        layout=turn(TOGETHER if family.startswith("some") else LAYOUTS, 1),
         family=family, policy=turn(POLICIES, 1), seed=number + 1,
     )  # fmt: skip
 
@@ -96,7 +114,12 @@ def few_calls(spec: TopKSelectSpec) -> list[Call]:
         (1 + number % 2, blocks, 1 if blocks > 2000 else (1, 9, 2, 16, 3)[number % 5])
         for number, blocks in enumerate(FEW_BLOCKS)
     ]
-    return [make_call(spec, i, shape, "few") for i, shape in share(spec, [*shapes, *FEW_HEADS])]
+    calls = [make_call(spec, i, shape, "few") for i, shape in share(spec, shapes)]
+    some = [*itertools.product(("some", "some_many"), SOME_BLOCKS), ("few", 120), ("few", 700)]
+    for i, (family, blocks) in share(spec, some):
+        calls += [make_call(spec, 500 + 10 * i, (1, blocks, MIXED), family)]
+        calls += [make_call(spec, 501 + 10 * i, (2, blocks, 5), family)]
+    return [*calls, *plateau_calls(spec, ("few", "some", "some_many"))]
 
 
 def many_calls(spec: TopKSelectSpec) -> list[Call]:
@@ -106,14 +129,28 @@ def many_calls(spec: TopKSelectSpec) -> list[Call]:
         (1 + number % 2, blocks, TOKENS[number % len(TOKENS)])
         for number, blocks in enumerate(MANY_BLOCKS)
     ]
-    shared = share(spec, [*shapes, *MANY_HEADS])
-    calls = [make_call(spec, 1000 + i, shape, "many") for i, shape in shared]
+    calls = [make_call(spec, 1000 + i, shape, "many") for i, shape in share(spec, shapes)]
+    lanes = itertools.product(("many", "lean", "wide"), LANE_BLOCKS)
+    for i, (family, blocks) in share(spec, lanes):
+        calls += [make_call(spec, 1500 + i, (2, blocks, MIXED), family)]
     # Lines of memory that are aligned, and a block more or fewer than whole tiles of them.
     for layout, blocks in itertools.product(LAYOUT_PAIR, (95, 96, 97)):
         call = make_call(spec, 2000 + blocks, (1, blocks, 37), "many")
         layout = layout if blocks == 96 else layout.replace("contiguous", "padded")
         calls.append(replace(call, layout=layout, offset=0))
-    return calls
+    return [*calls, *plateau_calls(spec, ("many", "lean", "wide"))]
+
+
+def plateau_calls(spec: TopKSelectSpec, families) -> Iterator[Call]:
+    """Yield calls whose rows have so many equal scores above all others, here and there."""
+    shapes = [shape for shape in PLATEAU_SHAPES if shape[0] in families]
+    for number, (family, blocks) in share(spec, shapes):
+        call = make_call(spec, 4000 + number, (1, blocks, len(PLATEAUS)), family)
+        order = torch.rand(call.values.shape, generator=generator(number)).argsort(1).argsort(1)
+        high = order < torch.tensor(PLATEAUS)
+        values = high.to(call.values.dtype)
+        extent = None if spec.extent == "uniform" else torch.full((len(PLATEAUS),), blocks).int()
+        yield replace(call, values=values, extent=extent, layout="s_padded")
 
 
 def share(spec: TopKSelectSpec, shapes):
@@ -126,12 +163,10 @@ def dispatch_calls(spec: TopKSelectSpec) -> Iterator[Call]:
     """Calls on both sides of the limits between kernels, in either order of memory."""
     shapes = [(1, blocks, 1) for blocks in NEAR_POWERS if blocks in range(60, 8200)]
     calls = [(shape, LAYOUT_PAIR[number % 2]) for number, shape in enumerate(shapes)]
-    calls += [(shape, layout) for layout in LAYOUT_PAIR for shape in FEW_HEADS]
-    calls += [((1, 20, 2048), "s_padded"), ((1, 20, 2047), "s_padded")]
+    calls += [(shape, "s_contiguous") for shape in DISPATCH]
     if has_many_rows(spec):
-        calls += [((2, 40, 2048), layout) for layout in LAYOUT_PAIR]
-        calls += [((820, 20, 5), layout) for layout in LAYOUT_PAIR]
-        calls += [((1, 1024, 1024), "s_padded"), ((1, 20, 4095), "p_padded")]
+        calls += [((2, 20, 2048), "p_contiguous"), ((1, 20, 4095), "p_padded")]
+        calls += [((820, 20, 5), "p_contiguous")]
     for number, (shape, layout) in enumerate(calls):
         call = make_call(spec, 3000 + number, shape, "dispatch")
         yield replace(call, layout=layout, offset=0 if number % 3 else call.offset)
@@ -162,14 +197,23 @@ def test_many_rows(spec):
 
 @pytest.mark.parametrize("spec", DISPATCH_SPECS, ids=lambda spec: spec.name)
 def test_the_dispatch_reaches_every_kernel(spec):
-    answers = check(spec, list(dispatch_calls(spec)))
+    calls, rare = list(dispatch_calls(spec)), "RowPerLane<.., false"  # takes many rows to reach
+    if spec == DISPATCH_SPECS[0]:
+        rare = "none"
+        for number, shape in enumerate(DISPATCH_MANY):
+            call = make_call(spec, 3100 + number, shape, "dispatch")
+            extent = draw_extent("random", 50, shape[2], 1, seed=number)
+            calls.append(replace(call, extent=extent, layout="s_padded"))
+    answers = check(spec, calls)
     launched = {name for names in answers.launched for name in names}
-    assert launched == set(answers.prepared)
+    prepared = set(answers.prepared)
+    assert launched <= prepared
+    assert all(name.startswith(rare) for name in prepared - launched)
     assert all(len(names) == 1 for names in answers.launched)
 
 
 def test_every_call_is_served_where_the_gpu_has_no_features():
-    """There the dispatch has to do without clusters."""
+    """There no launch may start early."""
     calls = [replace(call, features=0) for call in dispatch_calls(DISPATCH_SPECS[0])]
     assert all(len(names) == 1 for names in check(DISPATCH_SPECS[0], calls).launched)
 

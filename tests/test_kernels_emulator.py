@@ -28,7 +28,6 @@ FINDINGS = {
     "input_read_too_early": "reads the input before wait_for_producer",
     "output_written_too_early": "writes the output before wait_for_producer",
     "copied_too_early": "reads the input before wait_for_producer",
-    "clusters_where_there_are_none": "clusters where there are none",
 }
 ADDRESS_FINDINGS = ("past_the_input", "past_the_array", "waits_for_ever", "barriers_apart")
 

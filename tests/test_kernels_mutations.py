@@ -2,8 +2,7 @@
 """The emulated tests can fail: each fault put into the kernels is found.
 
 Every barrier of the headers is left out in turn; it must be missed as a race or a wrong answer,
-whatever the schedule. The other faults are the usual slips: an index off by one, a strict
-comparison for a weak one, a rule of the contract forgotten.
+whatever the schedule. The other faults are the usual slips (emulator/mutations.py).
 """
 
 from __future__ import annotations
@@ -16,132 +15,37 @@ from pathlib import Path
 import pytest
 import torch
 from emulator import Call, Emulator, FindingError
-from emulator.mutate import Barrier, Fault, Mutation, find_barriers, write_copies
+from emulator.mutate import Barrier, Fault, find_barriers, write_copies
+from emulator.mutations import MUTATIONS
 from guards import LAYOUTS
 from scores import MIXTURE, draw, draw_extent
 
 from flashinfer_msa.reference import msa_topk_select_reference
 from flashinfer_msa.spec import TopKSelectSpec
 
-MUTATIONS = (
-    # the extent, the forced blocks, the middle, the strides
-    Mutation("row.cuh", "limit < 0", "limit < -5"),
-    Mutation("row.cuh", "limit < p.blocks ? limit : p.blocks", "limit"),
-    Mutation("row.cuh", "end = extent - forced_end;", "end = extent - Policy::force_end(p);"),
-    Mutation("row.cuh", "end = extent - forced_end;", "end = extent;"),
-    Mutation("row.cuh", "head * p.head_stride", "head * p.tokens"),
-    Mutation("row.cuh", "token * p.token_stride", "token"),
-    Mutation("row.cuh", "block * block_stride", "block"),
-    Mutation("row.cuh", "topk(p) - force_begin(p) - force_end(p)", "topk(p) - force_begin(p)"),
-    # the order of scores
-    Mutation("score.cuh", "smaller(x, infinity())", "x"),
-    Mutation("score.cuh", "smaller(x, infinity())", "larger(x, no_score())"),
-    Mutation("score.cuh", "bits ^ ((bits >> 31) & 0x7fffffff)", "bits"),
-    Mutation("score.cuh", "x == no_score()", "false"),
-    Mutation("score.cuh", "bits_float(0x80000001u)", "bits_float(0x80000000u)"),
-    Mutation("score.cuh", "ordered_bits(x) - 1", "ordered_bits(x)"),
-    # sorting
-    Mutation("sorting_network.cuh", "kSize - 1 - i", "i"),
-    Mutation("sorting_network.cuh", "i == index", "i == index + 1"),
-    Mutation(
-        "sorting_network.cuh",
-        "gap >= 1",
-        "gap > 1",
-        fixed=True,
-        within="for (int gap = size / 2; gap >= 1",
-    ),
-    Mutation("sorting_network.cuh", "run < size", "2 * run < size", fixed=True),
-    # one lane a row
-    Mutation("lane_list.cuh", "ties > 0", "true"),
-    Mutation("lane_list.cuh", "s > threshold", "s >= threshold", within="(s > threshold || tie)"),
-    Mutation("lane_list.cuh", "end = kept;", ""),
-    Mutation("lane_list.cuh", "warp_any(base < count())", "false"),
-    Mutation("tile_ring.cuh", "blocks_ >= kTileBlocks", "blocks_ >= kTileBlocks - 1"),
-    Mutation("tile_ring.cuh", "rows_ >= kWarpSize", "true"),
-    Mutation("tile_ring.cuh", "line < lines", "line <= lines"),
-    Mutation("tile_ring.cuh", "blocks_ -= kTileBlocks;", ""),
-    Mutation("tile_ring.cuh", "next_ += tile_stride_;", "next_ += 32;"),
-    Mutation("row_per_lane.cuh", "!(s <= list.passing)", "s > list.passing"),
-    Mutation("row_per_lane.cuh", "!(s <= list.passing)", "!(s < list.passing)"),
-    Mutation("row_per_lane.cuh", "passes &= inside;", ""),
-    Mutation(
-        "row_per_lane.cuh",
-        "list.count() + count_bits(passes) > List::kCapacity",
-        "list.count() > List::kCapacity",
-    ),
-    Mutation("row_per_lane.cuh", "first + block", "first + block + 1"),
-    Mutation(
-        "row_per_lane.cuh",
-        "next_below(first_threshold(ring, slice, wanted))",
-        "first_threshold(ring, slice, wanted)",
-    ),
-    Mutation("row_per_lane.cuh", "next_below(threshold)", "threshold"),
-    Mutation("slice.cuh", "(1u << n) - 1u", "(2u << n) - 1u"),
-    Mutation("row_per_lane.cuh", "place + 1 == kTiles ? 0 : place + 1", "0"),
-    Mutation(
-        "row_per_lane.cuh",
-        "wanted - 1",
-        "wanted",
-        within="smem.threshold[l] = pick(top, wanted - 1",
-    ),
-    Mutation("row_per_lane.cuh", "all_ties - equal_before", "all_ties"),
-    Mutation(
-        "row_per_lane.cuh", "equal_before < all_ties ? equal_before : all_ties", "equal_before"
-    ),
-    Mutation("row_per_lane.cuh", "ties > 0", "ties >= 0"),
-    Mutation("row_per_lane.cuh", "block < row.extent", "block <= row.extent"),
-    Mutation("row_per_lane.cuh", "token < params.tokens ? token : params.tokens - 1", "token"),
-    Mutation("row_per_lane.cuh", "left < kWarpSize ? left : kWarpSize", "kWarpSize"),
-    # a thread block for one row or a few
-    Mutation("rows_per_block.cuh", "block < row.end", "block <= row.end"),
-    Mutation("rows_per_block.cuh", "block >= row.begin", "true"),
-    Mutation("rows_per_block.cuh", "score[i] >= threshold", "score[i] > threshold"),
-    Mutation(
-        "rows_per_block.cuh",
-        "score[i] > passed",
-        "true",
-        within="score[i] > passed && score[i] >= threshold",
-    ),
-    Mutation("rows_per_block.cuh", "w < warp_index()", "w <= warp_index()"),
-    Mutation("rows_per_block.cuh", "before & 0xffff", "before"),
-    Mutation("rows_per_block.cuh", "slot < begin", "slot <= begin"),
-    Mutation("rows_per_block.cuh", "block < extent", "block <= extent"),
-    Mutation("rows_per_block.cuh", "lane_index() / kRows", "lane_index() % kLanes"),
-    Mutation("rows_per_block.cuh", "warp_ballot(stays) & lanes_of_row()", "warp_ballot(stays)"),
-    Mutation("rows_per_block.cuh", "token < params.tokens ? token : params.tokens - 1", "token"),
-    Mutation("rows_per_block.cuh", "token >= params.tokens", "false"),
-    Mutation("rows_per_block.cuh", "lane_index() ^ i", "lane_index() ^ 1"),
-    Mutation("rows_per_block.cuh", "Policy::kTopK + kChunk>", "kChunk>", fixed=True),
-    Mutation(
-        "warp_narrow.cuh",
-        "wanted - above",
-        "wanted",
-        within="keep(count, threshold, wanted - above)",
-    ),
-    Mutation("warp_narrow.cuh", "ties_before < ties", "ties_before <= ties"),
-    Mutation("warp_narrow.cuh", "(1u << lane_index()) - 1u", "(2u << lane_index()) - 1u"),
-    Mutation("warp_narrow.cuh", "count > wanted", "count > wanted + 1"),
-    Mutation("warp_narrow.cuh", "kept += count_bits(staying);", "kept += kWarpSize;"),
-    Mutation("warp_narrow.cuh", "score[lane] = no_score();", "score[lane] = infinity();"),
-    Mutation("warp_narrow.cuh", "worst + count_bits(tied & lower_lanes()) < wanted", "true"),
-)
 SPECS = (
     TopKSelectSpec(16, "f32", None, None, "token"),
     TopKSelectSpec(64, "f16", None, None, "uniform"),
 )
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
 FORCED = ((1, 2), (0, 0), (0, 1), (3, 2))
-FEW = ((2, 9, 3), (1, 70, 11), (2, 300, 3), (1, 1030, 2), (1, 20_000, 1))
-FEW_LARGE = ((16, 300, 9), (16, 2100, 8))  # of a few kinds, for they take long
-MANY = ((2, 9, 33), (2, 70, 40), (1, 300, 33), (1, 1100, 32))
+SHAPES = {
+    "few": ((2, 9, 3), (1, 70, 11), (2, 300, 3), (1, 1030, 2), (1, 4000, 1), (1, 20_000, 1)),
+    "quad": ((2, 9, 33), (1, 70, 11), (1, 200, 9), (1, 256, 11)),
+    "some": ((2, 300, 9), (1, 700, 9), (1, 2100, 6)),
+    "some_many": ((2, 600, 9), (1, 4200, 9)),
+    "many": ((2, 9, 33), (2, 70, 40), (1, 200, 11), (1, 300, 33), (1, 1100, 32)),
+    "lean": ((1, 300, 33), (1, 700, 33)),
+}
+TOGETHER = ("some", "some_many", "quad")  # tokens
 KINDS = (
-    "normal", "quantised", "descending", "ascending", "some_nan", "constant", "zeros", "step",
-    MIXTURE,
+    "nested", "normal", "quantised", "descending", "ascending", "some_nan", "constant", "zeros",
+    "step", MIXTURE,
 )  # fmt: skip
 # Barriers that nothing misses, and why they may stand.
 REDUNDANT = {
-    "warp_narrow.cuh:129: sync_warp()": "a round ends synchronised, but only as its callers are "
-    "now; it costs one instruction, for long lists alone",
+    "quad_list.cuh:82: sync_warp()": "whoever appends next synchronises, but only as the callers "
+    "are now; it costs one instruction, for lists that are cut",
 }
 PARTS = 10  # a fault is looked for in one after the other
 
@@ -155,18 +59,74 @@ def step(shape, dtype: torch.dtype) -> torch.Tensor:
 
 
 def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
-    families = [("few", FEW)] + ([("many", MANY)] if spec.topk <= 32 else [])
     number = 0
-    for family, shapes in families:
+    for family, shapes in SHAPES.items():
+        if spec.topk > 32 and family in ("quad", "many", "lean"):
+            continue
         for kind in KINDS:
-            large = FEW_LARGE if family == "few" and kind in ("normal", "step") else ()
-            for shape in (*shapes, *large):
+            for shape in shapes:
                 number += 1
                 yield _make_call(spec, number, kind, shape, family)
+    yield from _edges(spec)
     if spec.topk <= 32:  # one block fewer than whole tiles, in aligned lines
         for layout in ("s_padded", "p_padded"):
             values = draw("normal", (1, 95, 33), DTYPES[spec.dtype])
             yield Call(values, spec.topk, torch.full((33,), 95).int(), layout=layout, family="many")
+
+
+def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
+    """Yield a row that ends with a chunk, and lists as long as fits or one longer."""
+    dtype, forced = DTYPES[spec.dtype], {"topk": spec.topk, "begin": 1, "end": 2}
+    extent = 2 * 8192 + 2
+    for kind in ("normal", "ascending"):
+        values = draw(kind, (1, extent, 1), dtype)
+        rows = torch.tensor([extent]).int() if spec.extent == "token" else None
+        yield Call(values, extent=rows, family="few", **forced)
+    plateaus = torch.tensor([17, 30, 31, 32, 33, 65, 96, 97, 129, 256, 257, 320, 321])
+    families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("many", 250)]
+    for family, blocks in families[: 5 if spec.topk <= 32 else 4]:
+        shape = (1, blocks, len(plateaus))
+        order = draw("normal", shape, seed=blocks).argsort(1).argsort(1)
+        rows = torch.full((len(plateaus),), blocks).int() if spec.extent == "token" else None
+        for values in ((order < plateaus).to(dtype), (order < plateaus) * (order % 7 + 1.0)):
+            yield Call(values.to(dtype), extent=rows, family=family, **forced)
+    for blocks, last in ((600, 128), (600, 129)):  # rows as short as one warp takes, and longer
+        values = draw("ascending", (1, blocks, 11), dtype)
+        if spec.extent == "token":
+            rows = torch.full((11,), last + 2).int()
+            yield Call(values, extent=rows, family="some", **forced)
+            yield Call(values, extent=rows, family="few", **forced)
+    # Lists a little too long, of rows that no longer one joins.
+    overfull = [("some", 512, 260), ("some_many", 700, 260), ("some", 700, 324), ("many", 250, 100)]
+    for family, blocks, size in overfull[: 4 if spec.topk <= 32 else 0]:
+        order = draw("normal", (1, blocks, 9), seed=blocks).argsort(1).argsort(1)
+        values = (order < size) * 1.0
+        if family == "many":  # in its first chunk
+            values[:, 128:] = -1.0
+            values[:, :128] = (order[:, :128].argsort(1).argsort(1) < size) * 1.0
+        rows = torch.full((9,), blocks).int() if spec.extent == "token" else None
+        yield Call(values.to(dtype).contiguous(), extent=rows, family=family, **forced)
+    # Of 33 that reach the bound (the first is forced), all but one in fewer groups than are wanted,
+    # the last is the best.
+    values = torch.full((1, 500, 1), -1.0)
+    high = (torch.arange(500) % 32 < 12).nonzero().flatten()[:33]
+    values[0, high, 0] = torch.arange(2.0, 35.0)
+    values[0, 20, 0] = 1.0
+    rows = torch.tensor([500]).int() if spec.extent == "token" else None
+    yield Call(values.to(dtype), extent=rows, family="few", **forced)
+
+
+def nested(shape, dtype: torch.dtype) -> torch.Tensor:
+    """Return scores whose best lie in few groups, and among them the best in few groups again."""
+    block = torch.arange(shape[1])
+    score, lanes = torch.zeros(shape[1]), torch.ones(shape[1], dtype=torch.bool)
+    place = block
+    for _ in range(3):
+        lanes = lanes & (place % 8 < 3)
+        score += lanes
+        place = lanes.cumsum(0) - 1
+    score += draw("normal", (1, shape[1], 1)).flatten() / 32
+    return score.to(dtype).view(1, -1, 1).expand(shape).contiguous()
 
 
 def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str) -> Call:
@@ -182,9 +142,13 @@ def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str)
         else:
             extent = draw_extent(form, blocks, tokens, begin + end, seed=number)
             extent[0] = blocks
-    layout = tuple(LAYOUTS)[number % len(LAYOUTS)]
-    values = step(shape, dtype) if kind == "step" else draw(kind, shape, dtype, seed=number)
-    return Call(values, spec.topk, extent, begin, end, layout=layout, family=family)
+    layouts = [name for name in LAYOUTS if name.startswith("s_") or family not in TOGETHER]
+    layout = layouts[number % len(layouts)]
+    made = {"step": step, "nested": nested}.get(kind)
+    values = made(shape, dtype) if made else draw(kind, shape, dtype, seed=number)
+    topk = spec.topk - 3 * (number % 4 == 3)  # the builds leave it to run time
+    family = family.replace("quad", "many")
+    return Call(values, topk, extent, begin, end, layout=layout, family=family)
 
 
 @cache
@@ -202,7 +166,9 @@ def find(include: Path, number: int) -> str | None:
             made = calls(spec)[part::PARTS]
             try:
                 emulator = Emulator(spec, "races", include)
-                outputs = emulator.run([call for call, _ in made], mutant=number).outputs
+                outputs = emulator.run(
+                    [call for call, _ in made], mutant=number, timeout=40
+                ).outputs
             except FindingError as finding:
                 return str(finding)
             for (call, right), output in zip(made, outputs, strict=True):

@@ -12,12 +12,14 @@ from flashinfer_msa.env import include_dir
 
 LETTERS = {"int32_t": "i", "int64_t": "q", "cudaStream_t": "P"}  # and pointers: P
 STREAM, GPU = 0x1234_5678_9ABC, 0
+OTHER = 1 << 4  # a bit that Python does not know
+FOUND = launch.DEPENDENT_LAUNCH | OTHER
 
 
 class Library:
     """Takes the part of a kernel's library; keeps what it was asked."""
 
-    def __init__(self, features: int = 3) -> None:
+    def __init__(self, features: int = FOUND) -> None:
         self.calls: list[bytes] = []
 
         def prepare(features_out) -> int:
@@ -90,18 +92,27 @@ def test_a_call_arrives_as_the_kernels_read_it(library, form):
         "topk": topk,
         "force_begin": 3,
         "force_end": 1,
-        "features": 3,
+        "features": FOUND,
     }
 
 
-@pytest.mark.parametrize(("word", "features"), [("", 3), ("1", 3), ("0", 2), ("off", 2)])
+def test_the_bit_of_dependent_launch_is_that_of_the_kernels():
+    text = include_dir().joinpath("flashinfer_msa", "row.cuh").read_text()
+    body = re.search(r"enum Feature : int32_t \{(.*?)\};", text, re.S)[1]
+    bits = dict(re.findall(r"(k\w+) = (\d+)", body))
+    assert bits == {"kDependentLaunch": str(launch.DEPENDENT_LAUNCH)}
+
+
+@pytest.mark.parametrize(
+    ("word", "features"), [("", FOUND), ("1", FOUND), ("0", OTHER), ("off", OTHER)]
+)
 def test_the_environment_turns_dependent_launch_off_and_nothing_else(
     library, monkeypatch, word, features
 ):
     monkeypatch.setenv("FLASHINFER_MSA_PDL", word)
     scores, output = torch.zeros(1, 3, 1), torch.zeros(1, 1, 2, dtype=torch.int32)
     call(scores, 2, None, output, 0, 0)
-    monkeypatch.setenv("FLASHINFER_MSA_PDL", "1" if features == 2 else "0")
+    monkeypatch.setenv("FLASHINFER_MSA_PDL", "1" if features == OTHER else "0")
     call(scores, 2, None, output, 0, 0)  # what is ready stays as it is
     assert [struct.unpack("@4P3q8i", packed)[-1] for packed in library.calls] == [features] * 2
 

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from guards import assert_exact, check, run_guarded
-from scores import KINDS, LOCAL, MIXTURE, PLAIN, draw, tokens
+from scores import F16, HALF, KINDS, LOCAL, MIXTURE, PLAIN, draw, tokens
 
 from flashinfer_msa.msa_ops import msa_topk_select
 from flashinfer_msa.reference import msa_topk_select_reference as reference
@@ -52,32 +52,6 @@ def test_tokens_round_each_power_of_two(device, count, layout):
         values = draw(some_kinds(count, 17), (1, blocks, count), seed=count, device=device)
         extents = torch.linspace(-1, blocks + 1, count).int().to(device)
         check(values, LOCAL.topk, extents, LOCAL.begin, LOCAL.end, layout=layout)
-
-
-@pytest.mark.parametrize("heads", range(1, 10))
-@pytest.mark.parametrize("rows", [128, 4096])
-def test_rows_round_the_bounds_between_kernels(device, heads, rows):
-    """Rows of all heads together at which other kernels take over, give or take a token."""
-    for blocks in (20, 129, 700, 2049) if device.type == "cuda" else (20,):
-        for count in range(rows // heads - 1, rows // heads + 3):
-            values = draw("normal+zeros+some_nan", (heads, blocks, count), device=device)
-            check(values, 16)
-
-
-@pytest.mark.parametrize("tokens", [3, 4, 5, 7, 8, 9])
-def test_tokens_round_the_bound_from_which_they_share_a_thread_block(device, tokens):
-    for heads, blocks in [(1, 128), (33, 129), (33, 513), (33, 2049), (33, 5000)]:
-        values = draw("normal+zeros+some_nan", (heads, blocks, tokens), device=device)
-        check(values, 16)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("blocks", [128, 129, 1535, 1536])
-def test_the_bounds_between_the_kernels_for_many_rows(blocks):
-    for heads, count in [(1, 25_568), (1, 25_601), (40, 640), (799, 32), (800, 7)]:
-        values = draw("normal+zeros+some_nan", (heads, blocks, count), device="cuda")
-        output = run_guarded(values, 16)
-        assert_exact(output, reference(values, 16), values)
 
 
 @LAYOUT
@@ -153,17 +127,34 @@ def test_offsets_past_32_bits_are_right(shape, transposed):
 
 
 @pytest.mark.gpu
-def test_outputs_past_32_bits_are_right():
-    """2^31 ids and more: the last row is where it belongs."""
+@pytest.mark.parametrize("count", [9, 2100, 4200])
+@pytest.mark.parametrize("stride", [2**31 - 1, 2**31, 2**31 + 1])
+def test_strides_past_32_bits_are_right(stride, count):
+    """Other kernels take over where the stride of the blocks needs more than 32 bits."""
+    needs_memory(12)
+    blocks = 3
+    drawn = draw("normal+quantised+some_nan", (1, blocks, count), F16, seed=3, device="cuda")
+    memory = torch.empty((blocks - 1) * stride + count, dtype=F16, device="cuda")
+    values = memory.as_strided(drawn.shape, (0, stride, 1))
+    values.copy_(drawn)
+    extents = torch.arange(count, device="cuda").int() % (blocks + 2)
+    topk, _, begin, end = HALF
+    output = msa_topk_select(values, topk, extents, None, begin, end)
+    assert_exact(output, reference(drawn, topk, extents, begin, end), drawn, extents)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "count"), [(4, 2**25 + 3), (19_200_000, 8)])
+def test_outputs_past_32_bits_are_right(heads, count):
+    """2^31 ids and more, and as many between the tokens of a warp: each is where it belongs."""
     needs_memory(16)
-    count = 2**25 + 3
-    values = torch.zeros(4, 3, count, device="cuda")
+    values = torch.zeros(heads, 3, count, device="cuda")
     values[-1, :, -1] = torch.tensor([float("-inf"), 1.0, float("-inf")], device="cuda")
     output = msa_topk_select(values, 16)
     assert output[-1, -1].tolist() == [1] + [-1] * 15
-    assert output[-1, 0].tolist() == [0, 1, 2] + [-1] * 13
+    output[-1, -1] = output[0, 0]
     expected = torch.tensor([0, 1, 2] + [-1] * 13, dtype=torch.int32, device="cuda")
-    for part in output[:-1].split(2**22):
+    for part in output.view(-1, 16).split(2**24):
         assert part.eq(expected).all()
 
 

@@ -11,7 +11,8 @@ from scores import F32, LOCAL, PLAIN, Spec, draw, tokens
 from flashinfer_msa.msa_ops import msa_topk_select
 from flashinfer_msa.reference import msa_topk_select_reference as reference
 
-SHAPES = [(4, 128, 8), (2, 600, 40), (1, 12_000, 3), (4, 64, 500)]
+# A row a thread block, some rows, long rows, a quad of lanes a row, a lane a row.
+SHAPES = [(4, 128, 8), (4, 600, 40), (1, 12_000, 3), (4, 64, 520), (4, 520, 1030)]
 
 
 @pytest.mark.gpu
@@ -51,9 +52,8 @@ def test_two_streams_do_not_disturb_each_other(shape):
 @pytest.mark.gpu
 def test_calls_finish_beside_a_kernel_that_fills_the_gpu():
     """Nothing in the op may wait for blocks that cannot be resident together."""
-    busy = torch.randn(8192, 8192, device="cuda")
-    other = torch.cuda.Stream()
-    cases = [StaticCall(shape) for shape in SHAPES]
+    busy, other = torch.randn(8192, 8192, device="cuda"), torch.cuda.Stream()
+    cases = [*map(StaticCall, SHAPES)]
     torch.cuda.synchronize()
     with torch.cuda.stream(other):
         for _ in range(10):
@@ -213,7 +213,7 @@ class TestTwoGpus:
         assert case.wrong.item() == 0
 
     def test_two_threads_on_two_gpus(self):
-        cases = [StaticCall(SHAPES[i], seed=i, device=f"cuda:{i % 2}") for i in range(4)]
+        cases = [StaticCall(s, seed=i, device=f"cuda:{i % 2}") for i, s in enumerate(SHAPES)]
         in_threads(*(repeat(case, 100) for case in cases))
 
     def test_two_gpus_in_turn_from_one_thread(self):

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#define FLASHINFER_MSA_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
 #if defined(FLASHINFER_MSA_EMULATED_DEVICE)
 #include FLASHINFER_MSA_EMULATED_DEVICE
 #else
@@ -29,14 +31,6 @@ FLASHINFER_MSA_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) >>
 FLASHINFER_MSA_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
 FLASHINFER_MSA_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
 
-// Returns when the kernel before this one on the stream has ended and what it wrote can be read. A
-// wait only where this kernel may start before that (kDependentLaunch), which 8.x cannot.
-FLASHINFER_MSA_DEVICE void wait_for_producer() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 FLASHINFER_MSA_DEVICE void sync_block() { __syncthreads(); }
 FLASHINFER_MSA_DEVICE void sync_warp() { __syncwarp(); }
 
@@ -46,8 +40,15 @@ FLASHINFER_MSA_DEVICE int warp_sum(int x) { return __reduce_add_sync(~0u, x); }
 FLASHINFER_MSA_DEVICE int warp_min(int x) { return __reduce_min_sync(~0u, x); }
 FLASHINFER_MSA_DEVICE int warp_max(int x) { return __reduce_max_sync(~0u, x); }
 
+FLASHINFER_MSA_DEVICE bool warp_all(bool predicate) { return __all_sync(~0u, predicate); }
+
 // The value that lane `lane` passes.
 FLASHINFER_MSA_DEVICE int warp_shuffle(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+// The value that lane `lane_index() ^ bits` passes.
+FLASHINFER_MSA_DEVICE float warp_exchange(float x, int bits) {
+  return __shfl_xor_sync(~0u, x, bits);
+}
+FLASHINFER_MSA_DEVICE int warp_exchange(int x, int bits) { return __shfl_xor_sync(~0u, x, bits); }
 
 FLASHINFER_MSA_DEVICE int count_bits(uint32_t x) { return __popc(x); }
 FLASHINFER_MSA_DEVICE int lowest_bit(uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }
@@ -63,11 +64,75 @@ FLASHINFER_MSA_DEVICE float larger_or_nan(float a, float b) {
   return c;
 }
 
+// Adds one to `count` if a exceeds b: two instructions, which the compiler makes three of.
+FLASHINFER_MSA_DEVICE void count_if_exceeds(int& count, float a, float b) {
+  asm("{ .reg .pred p; setp.gt.f32 p, %1, %2; @p add.s32 %0, %0, 1; }"
+      : "+r"(count)
+      : "f"(a), "f"(b));
+}
+
+// A score passes unless it is at most `passing`: NaN does.
+FLASHINFER_MSA_DEVICE void count_if_passes(int& count, float score, float passing) {
+  asm("{ .reg .pred p; setp.gtu.f32 p, %1, %2; @p add.s32 %0, %0, 1; }"
+      : "+r"(count)
+      : "f"(score), "f"(passing));
+}
+
+// Where the next score of a list in shared memory goes; its block goes kApart bytes behind it.
+template <int kApart>
+class ListCursor {
+ public:
+  FLASHINFER_MSA_DEVICE explicit ListCursor(float* score)
+      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(score))) {}
+
+  FLASHINFER_MSA_DEVICE void append_if_passes(float score, float passing, int32_t block) {
+    asm volatile(
+        "{ .reg .pred p; setp.gtu.f32 p, %1, %2; @p st.shared.f32 [%0], %1;"
+        " @p st.shared.s32 [%0 + %4], %3; @p add.u32 %0, %0, 4; }"
+        : "+r"(at_)
+        : "f"(score), "f"(passing), "r"(block), "n"(kApart)
+        : "memory");
+  }
+
+ private:
+  uint32_t at_;
+};
+
+// Returns when the kernel before this one on the stream has ended and what it wrote can be read.
+// Each thread calls it before it touches anything of global memory: an earlier kernel may still
+// write the scores and the extents, or read the output. `address` is worked out by then. A wait
+// only where this kernel may start before that (kDependentLaunch), which 8.x cannot.
+FLASHINFER_MSA_DEVICE void wait_for_producer(const void* address) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;  // %0" ::"l"(address) : "memory");
+#endif
+}
+
 // Scores widen to float exactly; they are read once and never written by the kernels.
 FLASHINFER_MSA_DEVICE float load_score(const float* p) { return __ldg(p); }
 FLASHINFER_MSA_DEVICE float load_score(const __half* p) { return __half2float(__ldg(p)); }
 FLASHINFER_MSA_DEVICE float load_score(const __nv_bfloat16* p) {
   return __bfloat162float(__ldg(p));
+}
+
+// The same, or -inf. The address is worked out in any case, which is cheaper than not to.
+FLASHINFER_MSA_DEVICE float load_score_if(bool exists, const float* p) {
+  float score;
+  asm("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0xff800000; @p ld.global.nc.f32 %0, [%2]; "
+      "}"
+      : "=f"(score)
+      : "r"(int{exists}), "l"(p));
+  return score;
+}
+template <class Half>
+FLASHINFER_MSA_DEVICE float load_score_if(bool exists, const Half* p) {
+  return exists ? load_score(p) : __int_as_float(0xff800000);
+}
+
+// Keeps the compiler from working x out again where it is used.
+FLASHINFER_MSA_DEVICE int in_register(int x) {
+  asm("" : "+r"(x));
+  return x;
 }
 
 // A copy of kBytes (4 or 16, aligned) from global to shared memory that runs on while the thread

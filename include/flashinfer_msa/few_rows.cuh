@@ -3,68 +3,90 @@
 #pragma once
 
 #include "launch.cuh"
+#include "row_per_block.cuh"
 #include "rows_per_block.cuh"
 #include "topk_select.cuh"
 
 namespace flashinfer_msa {
 
-// The kernel of each size; one chunk holds as many blocks as the comment says. Measured on an H200,
-// H = 4, float32, in microseconds (an empty launch takes 0.62), as rows x warps x items a thread:
-//   blocks   S = 1                                S = 64
-//      128   1x1x4  2.01   1x1x8  2.30            1x1x4  2.59   4x4x4   2.57
-//      512   1x2x8  2.38   1x1x16 2.58            1x2x8  3.37   4x8x8   3.25
-//    2,048   1x8x8  2.98   1x16x8 3.27            1x8x8  7.58   4x8x32  6.22   8x8x32 10.4
-//    8,192   1x8x32 3.74   1x32x8 4.61            1x8x32 18.1
+// Measured on an H200, H = 4, float32, cold, in microseconds; behind each kernel its best rival.
+//
+// A row a thread block, S = 1, as warps x items a thread:
+//   blocks    128  1x4  1.21  4x1  1.26      2,048  8x8  1.68  4x16  1.91
+//             512  2x8  1.37  4x4  1.42      8,192  8x32 2.45  16x16 2.54
 template <class Policy>
-struct FewRowsKernels {
-  using Warp = RowsPerBlock<Policy, 1, 1, 4>;    // 128
-  using Small = RowsPerBlock<Policy, 1, 2, 8>;   // 512
-  using Medium = RowsPerBlock<Policy, 1, 8, 8>;  // 2,048
-  using Large = RowsPerBlock<Policy, 1, 8, 32>;  // 8,192; longer rows take several chunks
-  // For adjacent tokens, four a block:
-  using SharedWarp = RowsPerBlock<Policy, 4, 4, 4>;    // 128
-  using SharedSmall = RowsPerBlock<Policy, 4, 8, 8>;   // 512
-  using SharedLarge = RowsPerBlock<Policy, 4, 8, 32>;  // 2,048; longer rows take several chunks
+struct OneRowKernels {
+  using Warp = RowPerBlock<Policy, 1, 4>;    // 128
+  using Small = RowPerBlock<Policy, 2, 8>;   // 512
+  using Medium = RowPerBlock<Policy, 8, 8>;  // 2,048
+  using Large = RowPerBlock<Policy, 8, 32>;  // 8,192
+  using Long = RowPerBlock<Policy, 8, 32, true>;
 
-  static constexpr int kSharedTokens = 4;      // from which short rows share a block
-  static constexpr int64_t kSharedRows = 128;  // and long ones, when there are as many
-
-  static cudaError_t prepare() {
-    cudaError_t error = prepare_kernel<Warp>();
-    if (error == cudaSuccess) error = prepare_kernel<Small>();
-    if (error == cudaSuccess) error = prepare_kernel<Medium>();
-    if (error == cudaSuccess) error = prepare_kernel<Large>();
-    if (error == cudaSuccess) error = prepare_kernel<SharedWarp>();
-    if (error == cudaSuccess) error = prepare_kernel<SharedSmall>();
-    if (error == cudaSuccess) error = prepare_kernel<SharedLarge>();
-    return error;
-  }
+  static cudaError_t prepare() { return prepare_kernels<Warp, Small, Medium, Large, Long>(); }
 
   static cudaError_t launch(const Params& params, cudaStream_t stream) {
-    const int blocks = params.blocks;
-    const int64_t rows = int64_t{params.heads} * params.tokens;
-    if (params.token_stride == 1 && params.tokens >= kSharedTokens) {
-      if (blocks <= SharedWarp::kChunk) return launch_kernel<SharedWarp>(params, stream);
-      if (rows >= kSharedRows) {
-        if (blocks <= SharedSmall::kChunk) return launch_kernel<SharedSmall>(params, stream);
-        return launch_kernel<SharedLarge>(params, stream);
-      }
+    if (params.blocks <= Warp::kChunk) return launch_kernel<Warp>(params, stream);
+    if (params.blocks <= Small::kChunk) return launch_kernel<Small>(params, stream);
+    if (params.blocks <= Medium::kChunk) return launch_kernel<Medium>(params, stream);
+    if (params.blocks <= Large::kChunk) return launch_kernel<Large>(params, stream);
+    return launch_kernel<Long>(params, stream);
+  }
+};
+
+// Rows of adjacent tokens a thread block, where there are so many that sectors of memory read in
+// vain show, as rows x warps x items a thread:
+//   blocks    S = 64                                 S = 256
+//      512    2x8 above 2.41  8x8x16 2.57            8x8x16  3.48  2x8 above 5.39
+//    2,048    4x8x32  4.17    8x16x32 4.88           8x16x32 6.37  4x8x32    7.36
+//    8,192    4x16x64 9.21    2x16x32 10.9           in chunks of 8x16x32 18.8  4x16x64 24.1
+// A cluster of 8 thread blocks a row group took 10.9 to 18.9 at 8,192 x 64.
+template <class Policy>
+struct SomeRowsKernels {
+  static constexpr bool kWide = Policy::kTopK > 32;  // needs more groups a thread
+  using Small = RowsPerBlock<Policy, 8, kWide ? 4 : 8, kWide ? 32 : 16, false>;  // 512
+  using Medium = RowsPerBlock<Policy, 4, 8, 32, false>;                          // 2,048
+  using MediumMany = RowsPerBlock<Policy, 8, 16, 32, false>;                     // 2,048
+  using Large = RowsPerBlock<Policy, 4, 16, 64, false>;                          // 8,192
+  using LongMany = RowsPerBlock<Policy, 8, 16, 32, true>;
+
+  static constexpr int kSome = 128;  // rows from which long ones,
+  static constexpr int kMany = 512;  // and from which more of them are taken together
+
+  static bool takes(const Params& p, int64_t rows) {
+    return p.token_stride == 1 && p.tokens >= 4 && has_small_stride(p) &&
+           rows >= (p.blocks <= Small::kChunk ? kMany : kSome) &&
+           p.blocks > OneRowKernels<Policy>::Warp::kChunk;
+  }
+
+  static cudaError_t prepare() {
+    return prepare_kernels<Small, Medium, MediumMany, Large, LongMany>();
+  }
+
+  static cudaError_t launch(const Params& params, int64_t rows, cudaStream_t stream) {
+    if (params.blocks <= Small::kChunk) return launch_kernel<Small>(params, stream);
+    const bool many = rows >= kMany;
+    if (params.blocks <= Medium::kChunk) {
+      return many ? launch_kernel<MediumMany>(params, stream)
+                  : launch_kernel<Medium>(params, stream);
     }
-    if (blocks <= Warp::kChunk) return launch_kernel<Warp>(params, stream);
-    if (blocks <= Small::kChunk) return launch_kernel<Small>(params, stream);
-    if (blocks <= Medium::kChunk) return launch_kernel<Medium>(params, stream);
-    return launch_kernel<Large>(params, stream);
+    return many || params.blocks > Large::kChunk ? launch_kernel<LongMany>(params, stream)
+                                                 : launch_kernel<Large>(params, stream);
   }
 };
 
 template <class Policy>
 cudaError_t FewRows<Policy>::prepare() {
-  return FewRowsKernels<Policy>::prepare();
+  const cudaError_t error = OneRowKernels<Policy>::prepare();
+  return error == cudaSuccess ? SomeRowsKernels<Policy>::prepare() : error;
 }
 
 template <class Policy>
 cudaError_t FewRows<Policy>::launch(const Params& params, cudaStream_t stream) {
-  return FewRowsKernels<Policy>::launch(params, stream);
+  const int64_t rows = int64_t{params.heads} * params.tokens;
+  if (SomeRowsKernels<Policy>::takes(params, rows)) {
+    return SomeRowsKernels<Policy>::launch(params, rows, stream);
+  }
+  return OneRowKernels<Policy>::launch(params, stream);
 }
 
 }  // namespace flashinfer_msa

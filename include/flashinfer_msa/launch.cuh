@@ -1,44 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launch scope: from a kernel struct (kThreads, Storage, grid, run) to a launch on a stream. One
-// that works in clusters of thread blocks says how many with kClusterBlocks.
+// Launch scope: from a kernel struct (kThreads, Storage, grid, run) to a launch on a stream.
 #pragma once
 
 #include "row.cuh"
-
-namespace flashinfer_msa {
-
-// What every thread does. Nothing of global memory may be touched before the wait: an earlier
-// kernel may still write the scores and the extents, or read the output.
-template <class Kernel, class ParamsT>
-FLASHINFER_MSA_DEVICE void run_thread(const ParamsT& params, typename Kernel::Storage& storage) {
-  wait_for_producer();
-  Kernel{params, storage}.run();
-}
-
-}  // namespace flashinfer_msa
 
 #if !defined(FLASHINFER_MSA_EMULATED_DEVICE)  // else device.cuh has brought these functions along
 
 namespace flashinfer_msa {
 
+// How many thread blocks of the kernel shall fit a processor together, where that matters.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 1)
+constexpr auto blocks_per_processor(int) -> decltype(int{Kernel::kBlocksPerProcessor}) {
+  return Kernel::kBlocksPerProcessor;
+}
+template <class Kernel>
+constexpr int blocks_per_processor(long) {
+  return 1;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, blocks_per_processor<Kernel>(0))
     run_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(16) unsigned char storage[];
-  run_thread<Kernel>(params, *reinterpret_cast<typename Kernel::Storage*>(storage));
+  Kernel{params, *reinterpret_cast<typename Kernel::Storage*>(storage)}.run();
 }
 
 // What a thread block may have on every GPU that runs our sm_80 code, 8.6 and 8.9 included.
 constexpr size_t kMaxStorage = 99 * 1024;
-
-template <class Kernel>
-constexpr auto cluster_of(int) -> decltype(int{Kernel::kClusterBlocks}) {
-  return Kernel::kClusterBlocks;
-}
-template <class Kernel>
-constexpr int cluster_of(long) {
-  return 1;
-}
 
 // Tells what the code for the current GPU was compiled for; all of a library is compiled alike.
 template <class Policy>
@@ -57,7 +45,7 @@ cudaError_t find_features(int32_t& features) {
   int driver = 0;
   if (error == cudaSuccess) error = cudaDriverGetVersion(&driver);
   if (error != cudaSuccess || attributes.ptxVersion < kFirstCode) return error;
-  features = Params::kClusters | (driver >= kFirstDriver ? Params::kDependentLaunch : 0);
+  if (driver >= kFirstDriver) features = Params::kDependentLaunch;
   return cudaSuccess;
 }
 
@@ -74,23 +62,15 @@ cudaError_t prepare_kernel() {
                               static_cast<int>(sizeof(typename Kernel::Storage)));
 }
 
-// A kernel in clusters is launched only where params.has(Params::kClusters).
 template <class Kernel>
 cudaError_t launch_kernel(const Params& params, cudaStream_t stream) {
-  constexpr int kClusterBlocks = cluster_of<Kernel>(0);
-  static_assert(kClusterBlocks <= 8, "larger clusters are not to be had everywhere");
   cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attributes[2];
-  config.attrs = attributes;
+  cudaLaunchAttribute attribute;
+  config.attrs = &attribute;
   if (params.has(Params::kDependentLaunch)) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (kClusterBlocks > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {kClusterBlocks, 1, 1};
+    config.numAttrs = 1;
   }
   const Grid grid = Kernel::grid(params);
   config.gridDim = dim3(grid.x, grid.y);
@@ -103,3 +83,14 @@ cudaError_t launch_kernel(const Params& params, cudaStream_t stream) {
 }  // namespace flashinfer_msa
 
 #endif
+
+namespace flashinfer_msa {
+
+template <class... Kernels>
+cudaError_t prepare_kernels() {
+  cudaError_t error = cudaSuccess;
+  ((error = error == cudaSuccess ? prepare_kernel<Kernels>() : error), ...);
+  return error;
+}
+
+}  // namespace flashinfer_msa

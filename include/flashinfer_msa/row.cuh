@@ -9,11 +9,15 @@ namespace flashinfer_msa {
 
 constexpr int kWarpSize = 32;
 
+// A function, since g++ 12 with its sanitizers gets a shift of what it reads from an array wrong.
+FLASHINFER_MSA_DEVICE uint32_t bit_if(bool is_set, int place) {
+  return (is_set ? 1u : 0u) << place;
+}
+
 struct Params {
   // What not every GPU can do, nor every build for it; found before the first launch.
   enum Feature : int32_t {
     kDependentLaunch = 1,  // a kernel starts while the one before it ends: saves 0.4 us a launch
-    kClusters = 2,         // thread blocks in clusters
   };
 
   const void* scores;
@@ -35,6 +39,10 @@ struct Params {
 struct Grid {
   int x, y;
 };
+
+// Whether the kernels that step from block to block in 32 bits may serve the call.
+inline bool has_small_stride(const Params& p) { return p.block_stride <= INT32_MAX; }
+
 constexpr int kMaxHeads = 65535;  // of one launch: a grid's y goes no further
 
 inline Grid grid_of_heads(const Params& p, int x) {
@@ -48,6 +56,7 @@ struct Policy {
   using Score = ScoreT;
   static constexpr int kTopK = kTopKT;
   static constexpr bool kGeneric = kForceBeginT < 0;
+  static constexpr int kForceBegin = kForceBeginT;
   static constexpr bool kExtentPerToken = kExtentPerTokenT;
 
   static FLASHINFER_MSA_DEVICE int topk(const Params& p) { return kGeneric ? p.topk : kTopK; }
@@ -64,27 +73,58 @@ struct Policy {
   }
 };
 
+// Where a row's scores lie.
+template <class Policy>
+struct RowScores {
+  using Score = typename Policy::Score;
+  const Score* first;
+  int64_t block_stride;  // elements
+
+  FLASHINFER_MSA_DEVICE RowScores(const Params& p, int head, int token)
+      : first(static_cast<const Score*>(p.scores) + head * p.head_stride + token * p.token_stride),
+        block_stride(p.block_stride) {}
+
+  FLASHINFER_MSA_DEVICE const Score* of(int block) const { return first + block * block_stride; }
+};
+
+// A row's extent, and its middle: blocks [begin, end).
 template <class Policy>
 struct Row {
-  using Score = typename Policy::Score;
-  const Score* scores;
-  int64_t block_stride;
-  int extent;
-  int begin, end;  // the middle: blocks [begin, end)
+  int extent, begin, end;
 
-  FLASHINFER_MSA_DEVICE Row(const Params& p, int head, int token) {
+  FLASHINFER_MSA_DEVICE Row(int extent, int begin, int end)
+      : extent(extent), begin(begin), end(end) {}
+  FLASHINFER_MSA_DEVICE Row(const Params& p, int token) {
     const int limit = Policy::kExtentPerToken ? p.extents[token] : p.extent;
     extent = limit < 0 ? 0 : limit < p.blocks ? limit : p.blocks;
-    begin = Policy::force_begin(p) < extent ? Policy::force_begin(p) : extent;
+    begin = Policy::kForceBegin == 0 || Policy::force_begin(p) < extent ? Policy::force_begin(p)
+                                                                        : extent;
     const int rest = extent - begin;
-    const int forced_end = Policy::force_end(p) < rest ? Policy::force_end(p) : rest;
-    end = extent - forced_end;
-    block_stride = p.block_stride;
-    scores = static_cast<const Score*>(p.scores) + head * p.head_stride + token * p.token_stride;
+    end = Policy::force_end(p) < rest ? extent - Policy::force_end(p) : begin;
   }
 
-  FLASHINFER_MSA_DEVICE float score(int block) const {
-    return load_score(scores + block * block_stride);
+  FLASHINFER_MSA_DEVICE bool has(int block) const { return block >= begin && block < end; }
+};
+
+// Writes a row's answer: its forced blocks, the chosen of its middle between them, then -1.
+template <class Policy>
+struct RowWriter {
+  int32_t* output;
+  int topk;
+
+  FLASHINFER_MSA_DEVICE RowWriter(const Params& p, int head, int token)
+      : output(p.output + (int64_t{token} * p.heads + head) * Policy::topk(p)),
+        topk(Policy::topk(p)) {}
+
+  // All but the chosen, by `lanes` lanes.
+  FLASHINFER_MSA_DEVICE void frame(const Row<Policy>& row, int chosen, int lane, int lanes) const {
+    for (int slot = lane; slot < topk; slot += lanes) {
+      if (slot < row.begin) output[slot] = slot;
+      if (slot >= row.begin + chosen) {
+        const int block = row.end + slot - row.begin - chosen;
+        output[slot] = block < row.extent ? block : -1;
+      }
+    }
   }
 };
 

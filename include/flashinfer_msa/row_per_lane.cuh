@@ -3,8 +3,8 @@
 //
 // A thread block takes 32 rows of one head; its warps split their blocks into slices, which stream
 // through shared memory tile by tile. A lane looks only at its own row.
-//  1. Over the first tiles, a sorting network over group maxima, merged across the warps, gives
-//     every row a first threshold: a score that enough blocks reach.
+//  1. Over the first tiles, and the last, a sorting network over group maxima, merged across the
+//     warps, gives every row a first threshold: a score that enough blocks reach.
 //  2. Of every tile, scores that pass the threshold go to the lane's own list. Passing is rare. At
 //     checkpoints, ever further apart, the warps' lists together give a better threshold; a list
 //     that fills up before is cut back to its own best blocks. So no input overflows it.
@@ -29,6 +29,8 @@ struct RowPerLane {
   static constexpr int kGroups = kWarps == 1 ? kTileBlocks : kWidth;
   static constexpr int kCheckpoint = 4;  // tiles of a slice before the first checkpoint
   static constexpr int kCheckpointGrowth = 8;
+  static constexpr int kLongSlice = 16;  // tiles, so that reading one twice does not show
+  static_assert(kLongSlice > kTiles, "the last tile is none of the first");
   static_assert(Policy::kTopK <= 32, "wider selections take RowsPerBlock");
   static_assert(kWarps * kGroups >= 2 * kWidth,
                 "the first threshold is no more than a third passes");
@@ -58,20 +60,31 @@ struct RowPerLane {
     const int first_token = block_x() * kWarpSize;
     const int token = first_token + lane_index();
     const int head = params.first_head + block_y();
-    const Row<Policy> row(params, head, token < params.tokens ? token : params.tokens - 1);
+    wait_for_producer(params.scores);
+    const Row<Policy> row(params, token < params.tokens ? token : params.tokens - 1);
     const int wanted = Policy::wanted(params);
     const Slice slice(row, wanted);
     Ring ring(smem.ring[warp_index()], params, head, first_token, slice.first, slice.last);
     List list(smem.list[warp_index()]);
 
+    // Of a long slice the last tile is looked at first too: where scores rise all along, nearly all
+    // would pass a threshold of the first.
+    const bool with_end = slice.tiles >= kLongSlice;
     for (int t = 0; t < kTiles; ++t) {
+      if (with_end && t == kTiles - 1) ring.skip(slice.tiles - kTiles);
       if (t < slice.tiles) ring.copy_next(t);
       commit_copies();
     }
-    list.passing = next_below(first_threshold(ring, slice, wanted));
+    list.passing = next_below(first_threshold(ring, slice, with_end, wanted));
+    if (with_end) {  // it makes room for the tile whose place it took
+      ring.skip(kTiles - 1 - slice.tiles);
+      sync_warp();
+      ring.copy_next(kTiles - 1);
+    }
+    commit_copies();
     int checkpoint = kCheckpoint;
     for (int t = 0, place = 0; t < slice.tiles; ++t) {
-      if (t >= kTiles) {
+      if (t >= kTiles - 1) {
         wait_copies<kTiles - 1>();
         sync_warp();
       }
@@ -91,14 +104,19 @@ struct RowPerLane {
   }
 
  private:
-  // A score that at least `wanted` blocks of the row's first tiles reach, -inf if there are fewer.
-  FLASHINFER_MSA_DEVICE float first_threshold(const Ring& ring, const Slice& slice, int wanted) {
+  // A score that at least `wanted` blocks of the row's tiles in the ring reach, -inf if there are
+  // fewer.
+  FLASHINFER_MSA_DEVICE float first_threshold(const Ring& ring, const Slice& slice, bool with_end,
+                                              int wanted) {
     float leader[kGroups];
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kGroups; ++i) leader[i] = no_score();
     wait_copies<0>();
     sync_warp();
-    for (int t = 0; t < kTiles && t < slice.tiles; ++t) lead(ring, t, slice.inside(t), leader);
+    for (int t = 0; t < kTiles && t < slice.tiles; ++t) {
+      const int tile = with_end && t == kTiles - 1 ? slice.tiles - 1 : t;
+      lead(ring, t, slice.inside(tile), leader);
+    }
     float top[kWidth];
     FLASHINFER_MSA_UNROLL
     for (int base = 0; base < kGroups; base += kWidth) {

@@ -10,6 +10,8 @@ namespace flashinfer_msa {
 FLASHINFER_MSA_DEVICE float infinity() { return bits_float(0x7f800000u); }
 FLASHINFER_MSA_DEVICE float no_score() { return bits_float(0xff800000u); }
 
+FLASHINFER_MSA_DEVICE float least_score() { return bits_float(0xff7fffffu); }  // but -inf
+
 // IEEE minNum drops a NaN in favour of the number: one instruction.
 FLASHINFER_MSA_DEVICE float nan_as_infinity(float x) { return smaller(x, infinity()); }
 
@@ -22,10 +24,10 @@ FLASHINFER_MSA_DEVICE float from_ordered_bits(int32_t key) {
   return bits_float(static_cast<uint32_t>(key ^ ((key >> 31) & 0x7fffffff)));
 }
 
-// The largest float below x, so that "greater than next_below(x)" means "at least x".
+// The largest float below x, so that "greater than next_below(x)" means "at least x"; -inf for it.
 FLASHINFER_MSA_DEVICE float next_below(float x) {
-  if (x == no_score()) return x;
-  return x == 0.0f ? bits_float(0x80000001u) : from_ordered_bits(ordered_bits(x) - 1);
+  const float below = from_ordered_bits(ordered_bits(x) - 1);  // NaN for -inf
+  return larger(x == 0.0f ? bits_float(0x80000001u) : below, no_score());
 }
 
 }  // namespace flashinfer_msa

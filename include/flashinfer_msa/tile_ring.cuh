@@ -49,6 +49,12 @@ struct TileRing {
     blocks_ -= kTileBlocks;
   }
 
+  // Leaves out so many tiles, or goes back.
+  FLASHINFER_MSA_DEVICE void skip(int tiles) {
+    next_ += tiles * tile_stride_;
+    blocks_ -= tiles * kTileBlocks;
+  }
+
   // The lane's scores of blocks [kChunk * chunk, kChunk * (chunk + 1)) of tile `t`.
   FLASHINFER_MSA_DEVICE void read(int t, int chunk, float (&v)[kChunk]) const {
     if constexpr (kBlocksTogether) {

@@ -39,7 +39,11 @@ template <class Policy>
 struct TopKSelect {
   // Wider selections than this would not fit the registers of RowPerLane's sorting networks.
   static constexpr bool kHasManyRows = Policy::kTopK <= 32;
-  static constexpr int64_t kManyRows = 4096;  // from which one lane a row wins
+  // Rows from which a lane or a quad of lanes a row wins over a thread block or its share.
+  static constexpr int64_t kManyRows = 4096;
+  static constexpr int64_t kManyShortRows = 2048;   // up to kShort blocks, adjacent tokens
+  static constexpr int64_t kManyMiddleRows = 8192;  // from there to kMiddle blocks, likewise
+  static constexpr int kShort = 128, kMiddle = 512;
 
   // Readies the kernels on the current GPU, and answers bits of Params::Feature.
   static cudaError_t prepare(int32_t& features) {
@@ -66,7 +70,11 @@ struct TopKSelect {
 
  private:
   static bool has_many_rows(const Params& p) {
-    return kHasManyRows && int64_t{p.heads} * p.tokens >= kManyRows;
+    int64_t bound = kManyRows;
+    if (p.token_stride == 1 && has_small_stride(p)) {
+      if (p.blocks <= kMiddle) bound = p.blocks <= kShort ? kManyShortRows : kManyMiddleRows;
+    }
+    return kHasManyRows && int64_t{p.heads} * p.tokens >= bound;
   }
 
   // Whether all that lies together starts at multiples of 16 bytes, so that it can be copied so.

@@ -8,50 +8,9 @@
 // With no more candidates than groups every candidate leads, and the threshold is exact.
 #pragma once
 
-#include "row.cuh"
+#include "warp_rank.cuh"
 
 namespace flashinfer_msa {
-
-// Groups for each lane, so that at most half of all groups lie above the threshold.
-constexpr int groups_per_lane(int topk) { return topk <= 16 ? 1 : topk <= 32 ? 2 : 4; }
-
-FLASHINFER_MSA_DEVICE uint32_t lower_lanes() { return (1u << lane_index()) - 1u; }
-
-// How many of kCount scores in shared memory (aligned to 16 bytes) exceed each of the lane's own.
-template <int kCount, int kMine>
-FLASHINFER_MSA_DEVICE void count_above(const float* scores, const float (&mine)[kMine],
-                                       int (&above)[kMine]) {
-  FLASHINFER_MSA_UNROLL
-  for (int g = 0; g < kMine; ++g) above[g] = 0;
-  FLASHINFER_MSA_UNROLL
-  for (int i = 0; i < kCount; i += 4) {
-    float four[4];
-    read_scores(scores + i, four);
-    FLASHINFER_MSA_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      FLASHINFER_MSA_UNROLL
-      for (int g = 0; g < kMine; ++g) above[g] += four[j] > mine[g];
-    }
-  }
-}
-
-// The `wanted`-th largest of the leaders in shared memory, -inf if there are fewer. All lanes call
-// and get it; the leaders must be visible to the warp, and stay untouched until it syncs.
-template <int kPerLane>
-FLASHINFER_MSA_DEVICE float kth_leader(const float (&leader)[kPerLane * kWarpSize], int wanted) {
-  float mine[kPerLane];
-  int above[kPerLane];
-  FLASHINFER_MSA_UNROLL
-  for (int g = 0; g < kPerLane; ++g) mine[g] = leader[g * kWarpSize + lane_index()];
-  count_above<kPerLane * kWarpSize>(leader, mine, above);
-  int32_t least = ordered_bits(infinity());
-  FLASHINFER_MSA_UNROLL
-  for (int g = 0; g < kPerLane; ++g) {
-    const int32_t key = ordered_bits(mine[g]);
-    if (above[g] < wanted && key < least) least = key;
-  }
-  return from_ordered_bits(warp_min(least));
-}
 
 template <int kTopK, int kCapacityT>
 struct CandidateList {
@@ -94,14 +53,14 @@ struct CandidateList {
   // The same without moving the last 32: whether the lane's candidate, block[lane], is among the
   // best. Narrows longer lists first, and leaves in `count` how many it then looked at.
   FLASHINFER_MSA_DEVICE bool is_chosen(int& count, int wanted) {
-    while (count > kWarpSize) {
+    while (FLASHINFER_MSA_UNLIKELY(count > kWarpSize)) {
       const float threshold = find_threshold(count, wanted);
       const int above = count_exceeding(count, threshold);
       count = keep(count, threshold, above < wanted ? wanted - above : 0);
     }
     const int lane = lane_index();
-    const float mine[1] = {lane < count ? score[lane] : no_score()};
-    if (lane >= count) score[lane] = no_score();
+    const float mine[1] = {lane < count ? nan_as_infinity(score[lane]) : no_score()};
+    score[lane] = mine[0];
     sync_warp();
     int above[1];
     count_above<kWarpSize>(score, mine, above);
@@ -123,19 +82,19 @@ struct CandidateList {
       FLASHINFER_MSA_UNROLL
       for (int g = 0; g < kPerLane; ++g) {
         const int i = base + g * kWarpSize + lane_index();
-        if (i < count) best[g] = larger(best[g], score[i]);
+        if (i < count) best[g] = larger(best[g], nan_as_infinity(score[i]));
       }
     }
-    sync_warp();
     FLASHINFER_MSA_UNROLL
     for (int g = 0; g < kPerLane; ++g) leader[g * kWarpSize + lane_index()] = best[g];
     sync_warp();
-    return kth_leader<kPerLane>(leader, wanted);
+    return kth_leader<kPerLane>(leader, best, wanted);
   }
 
   FLASHINFER_MSA_DEVICE int count_exceeding(int count, float threshold) const {
     int above = 0;
-    for (int i = lane_index(); i < count; i += kWarpSize) above += score[i] > threshold;
+    for (int i = lane_index(); i < count; i += kWarpSize)
+      above += nan_as_infinity(score[i]) > threshold;
     return warp_sum(above);
   }
 
@@ -144,7 +103,7 @@ struct CandidateList {
     int kept = 0;
     for (int base = 0; base < count; base += kWarpSize) {
       const int i = base + lane_index();
-      const float s = i < count ? score[i] : no_score();
+      const float s = i < count ? nan_as_infinity(score[i]) : no_score();
       const int32_t b = i < count ? block[i] : -1;
       const uint32_t equal = warp_ballot(i < count && s == threshold);
       const int ties_before = count_bits(equal & lower_lanes());

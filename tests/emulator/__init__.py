@@ -26,7 +26,10 @@ from flashinfer_msa.env import include_dir
 from flashinfer_msa.spec import TopKSelectSpec
 
 POLICIES = ("forward", "backward", "random")
-FAMILIES = ("dispatch", "few", "many")
+# Who chooses the kernel. "some" and "some_many" are the kernels for some rows a thread block,
+# whatever the number of rows, and want tokens that lie together; "lean" and "wide" those for a row
+# a lane.
+FAMILIES = ("dispatch", "few", "many", "some", "some_many", "lean", "wide")
 ALL_FEATURES = -1
 
 

@@ -5,7 +5,7 @@
 // To add a function of the seam: arithmetic is one line here. A warp collective is a few, see
 // warp_shuffle: `meet` hands each lane what all lanes brought. A load or a store needs nothing, the
 // compiler reports every access (machine/memory.cpp); one that it does not see calls `touch`. A
-// barrier needs a scope: warp, block and cluster are there.
+// barrier needs a scope: warp and block are there.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,6 @@ struct Lanes {
 struct Kernel {
   const char* name;
   int64_t grid_x, grid_y;
-  int cluster;        // blocks that run together and may read each other's shared memory
-  bool has_clusters;  // whether the launch may ask for them
   int threads;
   size_t storage, alignment;
   const void* params;
@@ -52,14 +50,11 @@ struct Kernel {
 int thread();
 int block_x();
 int block_y();
-int cluster_rank();
-void* storage_of(int rank);  // of a block of the cluster
 
 // Lanes of the warp meet: each brings a value and gets all of them. Memory is not ordered by it.
 Lanes meet(const char* what, Site site, uint64_t value);
 void sync_warp(Site site);
 void sync_block(Site site);
-void sync_cluster(Site site);
 void wait_for_producer();  // before it a thread may touch no buffer of the call's
 
 void copy_async(void* to, const void* from, size_t size, Site site);
@@ -77,15 +72,6 @@ constexpr const char* name_of() {
   return __PRETTY_FUNCTION__;
 }
 
-// Kernels without clusters do not say so.
-template <class K>
-constexpr auto cluster_of(int) -> decltype(int{K::kClusterBlocks}) {
-  return K::kClusterBlocks;
-}
-template <class K>
-constexpr int cluster_of(long) {
-  return 1;
-}
 template <class To, class From>
 inline To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
@@ -132,7 +118,8 @@ inline int warp_index() { return emulator::thread() / 32; }
 inline int block_x() { return emulator::block_x(); }
 inline int block_y() { return emulator::block_y(); }
 
-inline void wait_for_producer() { emulator::wait_for_producer(); }
+// The address is there for the GPU's compiler, which shall have worked it out by then.
+inline void wait_for_producer(const void*) { emulator::wait_for_producer(); }
 inline void sync_block(emulator::Site site = emulator::Site::here()) { emulator::sync_block(site); }
 inline void sync_warp(emulator::Site site = emulator::Site::here()) { emulator::sync_warp(site); }
 
@@ -147,6 +134,12 @@ inline bool warp_any(bool predicate, emulator::Site site = emulator::Site::here(
   bool any = false;
   for (uint64_t value : all.value) any |= value != 0;
   return any;
+}
+inline bool warp_all(bool predicate, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_all", site, predicate);
+  bool each = true;
+  for (uint64_t value : all.value) each &= value != 0;
+  return each;
 }
 inline int warp_sum(int x, emulator::Site site = emulator::Site::here()) {
   const emulator::Lanes all = emulator::meet("warp_sum", site, static_cast<uint32_t>(x));
@@ -167,6 +160,14 @@ inline int warp_max(int x, emulator::Site site = emulator::Site::here()) {
 inline int warp_shuffle(int x, int lane, emulator::Site site = emulator::Site::here()) {
   const emulator::Lanes all = emulator::meet("warp_shuffle", site, static_cast<uint32_t>(x));
   return static_cast<int>(all.value[lane & 31]);
+}
+inline int warp_exchange(int x, int bits, emulator::Site site = emulator::Site::here()) {
+  const emulator::Lanes all = emulator::meet("warp_exchange", site, static_cast<uint32_t>(x));
+  return static_cast<int>(all.value[lane_index() ^ bits]);
+}
+inline float warp_exchange(float x, int bits, emulator::Site site = emulator::Site::here()) {
+  const int theirs = warp_exchange(emulator::bit_cast<int>(x), bits, site);
+  return emulator::bit_cast<float>(theirs);
 }
 
 inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
@@ -191,9 +192,36 @@ inline float larger_or_nan(float a, float b) {
   return a == a && b == b ? larger(a, b) : bits_float(0x7fffffffu);
 }
 
+inline void count_if_exceeds(int& count, float a, float b) { count += a > b; }
+inline void count_if_passes(int& count, float score, float passing) {
+  count += !(score <= passing);  // NaN passes
+}
+
+template <int kApart>
+class ListCursor {
+ public:
+  explicit ListCursor(float* score) : at_(score) {}
+
+  void append_if_passes(float score, float passing, int32_t block) {
+    if (score <= passing) return;
+    *at_ = score;
+    *reinterpret_cast<int32_t*>(reinterpret_cast<char*>(at_) + kApart) = block;
+    ++at_;
+  }
+
+ private:
+  float* at_;
+};
+
+inline int in_register(int x) { return x; }
+
 template <class Score>
 inline float load_score(const Score* p) {
   return static_cast<float>(*p);
+}
+template <class Score>
+inline float load_score_if(bool exists, const Score* p) {
+  return exists ? load_score(p) : bits_float(0xff800000u);
 }
 template <class Score, int kCount>
 inline void load_scores(const Score* p, float (&v)[kCount]) {
@@ -229,19 +257,14 @@ cudaError_t prepare_kernel() {
   return cudaSuccess;
 }
 
-// In <flashinfer_msa/launch.cuh>, for both machines.
-template <class Kernel, class ParamsT>
-inline void run_thread(const ParamsT& params, typename Kernel::Storage& storage);
-
 template <class Kernel, class ParamsT>
 cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
   const auto body = [](const void* params, void* storage) {
-    run_thread<Kernel>(*static_cast<const ParamsT*>(params),
-                       *static_cast<typename Kernel::Storage*>(storage));
+    Kernel{*static_cast<const ParamsT*>(params), *static_cast<typename Kernel::Storage*>(storage)}
+        .run();
   };
   const auto grid = Kernel::grid(params);
-  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, emulator::cluster_of<Kernel>(0),
-                    params.has(ParamsT::kClusters), Kernel::kThreads,
+  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, Kernel::kThreads,
                     sizeof(typename Kernel::Storage), alignof(typename Kernel::Storage), &params,
                     sizeof(params), body});
   return cudaSuccess;

@@ -18,7 +18,8 @@ namespace emulator = flashinfer_msa::emulator;
 using SpecPolicy = flashinfer_msa::SpecPolicy;
 
 struct Header {
-  int64_t policy, seed, family;  // family: 0 as the dispatch says, 1 few rows, 2 many rows
+  int64_t policy, seed;
+  int64_t family;  // who chooses the kernel: 0 the dispatch, else see launch_family()
   int64_t heads, blocks, tokens, head_stride, block_stride, token_stride;
   int64_t extent, topk, force_begin, force_end;
   int64_t elements;  // of the scores' memory
@@ -65,8 +66,31 @@ std::vector<uint8_t> elements_of_rows(const Header& h) {
   return allowed;
 }
 
-// Launches as the caller of the library would; a family that the dispatch would not have chosen
-// gets the parameters that it was given.
+// Launches a kernel that the dispatch would not have chosen, in the order of FAMILIES in Python.
+template <class Policy>
+cudaError_t launch_family(int64_t family, const flashinfer_msa::Params& params) {
+  using namespace flashinfer_msa;
+  using Some = SomeRowsKernels<Policy>;
+  if (family == 1) return FewRows<Policy>::launch(params, nullptr);
+  if (family == 2) return ManyRows<Policy>::launch(params, nullptr);
+  if (family == 3) return Some::launch(params, Some::kSome, nullptr);
+  if (family == 4) return Some::launch(params, Some::kMany, nullptr);
+  if constexpr (TopKSelect<Policy>::kHasManyRows) {
+    using TokensTogether = ManyRowsKernels<Policy, false>;
+    using BlocksTogether = ManyRowsKernels<Policy, true>;
+    const bool tokens = params.token_stride == 1;
+    if (family == 5) {
+      return tokens ? launch_kernel<typename TokensTogether::Lean>(params, nullptr)
+                    : launch_kernel<typename BlocksTogether::Lean>(params, nullptr);
+    }
+    return tokens ? launch_kernel<typename TokensTogether::Wide>(params, nullptr)
+                  : launch_kernel<typename BlocksTogether::Wide>(params, nullptr);
+  }
+  return cudaErrorNotSupported;
+}
+
+// Launches as the caller of the library would; a family of kernels gets the parameters that the
+// dispatch was given.
 int launch(const Header& h, const void* scores, const int32_t* extents, int32_t* output) {
   const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
   flashinfer_msa::Params params;
@@ -81,8 +105,7 @@ int launch(const Header& h, const void* scores, const int32_t* extents, int32_t*
   const int error = topk_select(&call);
   emulator::run.params = nullptr;
   if (error != 0 || h.family == 0) return error;
-  if (h.family == 1) return flashinfer_msa::FewRows<SpecPolicy>::launch(params, nullptr);
-  return flashinfer_msa::ManyRows<SpecPolicy>::launch(params, nullptr);
+  return launch_family<SpecPolicy>(h.family, params);
 }
 
 void run_case(const Header& h, std::FILE* cases, std::FILE* answers) {

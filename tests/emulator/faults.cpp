@@ -13,9 +13,6 @@ namespace flashinfer_msa {
 struct Buffers {
   const int32_t* input;  // 64
   int32_t* output;       // 64
-
-  enum Feature { kClusters };
-  static bool has(Feature) { return false; }
 };
 struct Grid {
   int x, y;
@@ -36,25 +33,17 @@ struct Machine {
 
 using Body = void (*)(const Machine&);
 
-// In place of <flashinfer_msa/launch.cuh>.
-template <class Kernel, class ParamsT>
-inline void run_thread(const ParamsT& params, typename Kernel::Storage& storage) {
-  if (Kernel::kWaits) wait_for_producer();
-  Kernel{params, storage}.run();
-}
-
 Body chosen;
 
-template <bool kWaitsT, int kClusterBlocksT>
+template <bool kWaits>
 struct Kernel {
   static constexpr int kThreads = 64;
-  static constexpr bool kWaits = kWaitsT;
-  static constexpr int kClusterBlocks = kClusterBlocksT;
   using Storage = Machine::Shared;
   const Buffers& params;
   Storage& smem;
   static Grid grid(const Buffers&) { return {2, 1}; }
   void run() {
+    if (kWaits) wait_for_producer(params.input);
     if (block_x() == 0) chosen(Machine{thread_index(), params, smem});
   }
 };
@@ -62,7 +51,7 @@ struct Kernel {
 struct Fault {
   const char* name;
   Body body;
-  cudaError_t (*launch)(const Buffers&, cudaStream_t) = launch_kernel<Kernel<true, 1>>;
+  cudaError_t (*launch)(const Buffers&, cudaStream_t) = launch_kernel<Kernel<true>>;
 };
 
 const Fault kFaults[] = {
@@ -175,19 +164,17 @@ const Fault kFaults[] = {
        m.answer(static_cast<int32_t>(v[0]));
      }},
     {"input_read_too_early", [](const Machine& m) { m.shared.value[m.t] = m.global.input[m.t]; },
-     launch_kernel<Kernel<false, 1>>},
+     launch_kernel<Kernel<false>>},
     {"output_written_too_early", [](const Machine& m) { m.answer(1); },
-     launch_kernel<Kernel<false, 1>>},
+     launch_kernel<Kernel<false>>},
     {"copied_too_early",
      [](const Machine& m) {
        copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);
-       wait_for_producer();
+       wait_for_producer(m.global.input);
        commit_copies();
        wait_copies<0>();
      },
-     launch_kernel<Kernel<false, 1>>},
-    {"clusters_where_there_are_none", [](const Machine& m) { m.answer(1); },
-     launch_kernel<Kernel<true, 2>>},
+     launch_kernel<Kernel<false>>},
 };
 
 }  // namespace flashinfer_msa

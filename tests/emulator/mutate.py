@@ -17,7 +17,9 @@ _PACKAGE = "flashinfer_msa"
 _SEAM = "device.cuh"
 # Barriers, waits for copies and for the kernel before, and calls of functions that wrap them; not
 # their definitions.
-_BARRIER = re.compile(r"\b(sync\w*|(wait|commit)_\w+(<[^<>]*>)?)\(\)(?! *(const)? *{)")
+_BARRIER = re.compile(
+    r"\b((sync\w*|(wait|commit)_\w+(<[^<>]*>)?)\(\)|wait_for_producer\([^()]*\))(?! *(const)? *{)"
+)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of the running blocks as fibres, and who goes next.
+// The threads of the running block as fibres, and who goes next.
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -64,11 +64,10 @@ void enter() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
 #endif
-  kernel->body(kernel->params, current->block->storage);
+  kernel->body(kernel->params, block.storage);
   expect_no_copies();
   leave(*current->warp);
   leave(*current->all);
-  leave(*current->cluster);
   --alive;
   suspend(true);
 }
@@ -114,10 +113,7 @@ void run_threads() {
   }
 }
 
-void set_ready(const Thread& t) {
-  const int i = t.rank * kernel->threads + t.index;
-  ready[i / 64] |= uint64_t{1} << i % 64;
-}
+void set_ready(const Thread& t) { ready[t.index / 64] |= uint64_t{1} << t.index % 64; }
 
 void suspend(bool finished) {
   Thread* self = current;

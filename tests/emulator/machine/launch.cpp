@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches: a grid's clusters of blocks, one after another, and where a thread is in them.
+// Launches: a grid's blocks, one after another, and where a thread is in them.
 #include <cstdlib>
 #include <cstring>
 
@@ -11,7 +11,7 @@ namespace emulator {
 Run run;
 const Kernel* kernel;
 std::deque<Thread> threads;
-std::deque<Block> blocks;
+Block block;
 int64_t serial;
 
 namespace {
@@ -27,24 +27,19 @@ Scope* add_scope(const char* name, int first, int size) {
   return &scopes.back();
 }
 
-void start_cluster(int64_t first_block) {
+void start_block(int64_t index) {
   ++serial;
-  threads.clear(), scopes.clear(), blocks.clear();
-  const int total = kernel->cluster * kernel->threads;
-  Scope* cluster = add_scope("cluster", 0, total);
-  for (int rank = 0; rank < kernel->cluster; ++rank) {
-    // Exactly as large as asked for, and full of what a score must not be mistaken for: NaN, huge
-    // or zero. A kernel may read what it has not written, as long as it does not use it.
-    constexpr unsigned char kJunk[] = {0xff, 0x7f, 0x00};
-    auto* storage = static_cast<unsigned char*>(std::malloc(kernel->storage));
-    std::memset(storage, kJunk[(run.seed + serial) % sizeof(kJunk)], kernel->storage);
-    blocks.push_back({first_block + rank, storage});
-    const int first = rank * kernel->threads;
-    Scope* all = add_scope("block", first, kernel->threads);
-    for (int i = 0; i < kernel->threads; ++i) {
-      Scope* warp = i % kWarpSize ? threads.back().warp : add_scope("warp", first + i, kWarpSize);
-      threads.push_back({i, &blocks.back(), rank, warp, all, cluster, stack_for(first + i)});
-    }
+  threads.clear(), scopes.clear();
+  // Exactly as large as asked for, and full of what a score must not be mistaken for: NaN, huge or
+  // zero. A kernel may read what it has not written, as long as it does not use it.
+  constexpr unsigned char kJunk[] = {0xff, 0x7f, 0x00};
+  auto* storage = static_cast<unsigned char*>(std::malloc(kernel->storage));
+  std::memset(storage, kJunk[(run.seed + serial) % sizeof(kJunk)], kernel->storage);
+  block = {index, storage};
+  Scope* all = add_scope("block", 0, kernel->threads);
+  for (int i = 0; i < kernel->threads; ++i) {
+    Scope* warp = i % kWarpSize ? threads.back().warp : add_scope("warp", i, kWarpSize);
+    threads.push_back({i, warp, all, stack_for(i)});
   }
   watch_shared();
 }
@@ -52,13 +47,8 @@ void start_cluster(int64_t first_block) {
 }  // namespace
 
 int thread() { return current->index; }
-int block_x() { return static_cast<int>(current->block->index % kernel->grid_x); }
-int block_y() { return static_cast<int>(current->block->index / kernel->grid_x); }
-int cluster_rank() { return current->rank; }
-void* storage_of(int rank) {
-  if (rank < 0 || rank >= kernel->cluster) fail("names a block outside its cluster");
-  return blocks[rank].storage;
-}
+int block_x() { return static_cast<int>(block.index % kernel->grid_x); }
+int block_y() { return static_cast<int>(block.index / kernel->grid_x); }
 
 void wait_for_producer() { current->waited = true; }
 
@@ -81,10 +71,9 @@ void launch(const Kernel& launched) {
   run.launched.push_back(launched.name);
   const int64_t grid_blocks = launched.grid_x * launched.grid_y;
   if (launched.grid_x < 1 || launched.grid_x > kGridLimitX || launched.grid_y < 1 ||
-      launched.grid_y > kGridLimitY || launched.grid_x % launched.cluster != 0) {
+      launched.grid_y > kGridLimitY) {
     fail("a grid of " + std::to_string(launched.grid_x) + " x " + std::to_string(launched.grid_y));
   }
-  if (launched.cluster > 1 && !launched.has_clusters) fail("clusters where there are none");
   if (launched.threads < 1 || launched.threads > 1024 || launched.threads % kWarpSize != 0) {
     fail(std::to_string(launched.threads) + " threads");
   }
@@ -93,10 +82,10 @@ void launch(const Kernel& launched) {
          std::to_string(launched.alignment));
   }
   seed_random(run.seed);
-  for (int64_t first = 0; first < grid_blocks; first += launched.cluster) {
-    start_cluster(first);
+  for (int64_t index = 0; index < grid_blocks; ++index) {
+    start_block(index);
     run_threads();
-    for (Block& block : blocks) std::free(block.storage);
+    std::free(block.storage);
   }
   kernel = nullptr;
 }

@@ -44,9 +44,7 @@ struct Copy {
 
 struct Thread {
   int index;  // in the block
-  Block* block;
-  int rank;  // of the block in the cluster
-  Scope *warp, *all, *cluster;
+  Scope *warp, *all;
   unsigned char* stack;
   Scope* waits = nullptr;
   bool waited = false;  // for the kernel before this one
@@ -60,16 +58,16 @@ inline bool is_within(uintptr_t p, const void* begin, size_t size) {
   return p - reinterpret_cast<uintptr_t>(begin) < size;
 }
 
-// launch.cpp: the cluster of blocks that runs
+// launch.cpp: the block that runs
 extern const Kernel* kernel;
 extern std::deque<Thread> threads;
-extern std::deque<Block> blocks;
-extern int64_t serial;  // counts clusters, over all launches
+extern Block block;
+extern int64_t serial;  // counts blocks, over all launches
 
 // fibres.cpp
 extern Thread* current;  // nullptr between two threads' turns
 unsigned char* stack_for(size_t i);
-void run_threads();  // each of the cluster, from its start to its end
+void run_threads();  // each of the block, from its start to its end
 void set_ready(const Thread& t);
 // Back to the scheduler, until it picks this thread again; never, if the thread has finished.
 void suspend(bool finished = false);
@@ -80,7 +78,7 @@ uint64_t next_random();
 void leave(Scope& scope);
 
 // memory.cpp
-void watch_shared();  // of the blocks of the cluster
+void watch_shared();
 void check_access(uintptr_t p, size_t size, bool writes, uintptr_t pc);
 // Marks shared memory as the target of a copy that is under way, or no more.
 void mark_copy(const Copy& copy, bool under_way, uintptr_t pc);

@@ -23,18 +23,18 @@ constexpr size_t kGranule = 2;  // bytes of shared memory that are watched toget
 // Who touched a granule, and in which epochs of its scopes.
 struct Access {
   const Thread* thread = nullptr;
-  unsigned warp = 0, all = 0, cluster = 0;
+  unsigned warp = 0, all = 0;
   uintptr_t pc = 0;
 };
 
 struct Granule {
-  int64_t serial = -1;  // of the launch's cluster that it speaks of
+  int64_t serial = -1;  // of the block that it speaks of
   Access write;
   std::vector<Access> reads;  // since the write
   Access copy;                // asynchronous, and under way
 };
 
-std::vector<std::vector<Granule>> granules;  // of each block of the cluster
+std::vector<Granule> granules;
 
 std::string hex(uintptr_t x) {
   char text[32];
@@ -46,46 +46,42 @@ std::string text(const Access& a) { return text(*a.thread) + " at " + hex(a.pc);
 
 bool is_ordered(const Access& before, const Access& now) {
   const Thread &a = *before.thread, &b = *now.thread;
-  return &a == &b || (a.warp == b.warp && before.warp != now.warp) ||
-         (a.all == b.all && before.all != now.all) || before.cluster != now.cluster;
+  return &a == &b || (a.warp == b.warp && before.warp != now.warp) || before.all != now.all;
 }
 
-[[noreturn]] void fail_race(const char* kind, const Access& before, const Access& now, int rank,
+[[noreturn]] void fail_race(const char* kind, const Access& before, const Access& now,
                             size_t offset) {
   fail(std::string("race, ") + kind + ": byte " + std::to_string(offset) +
-       " of the shared memory of block " + std::to_string(blocks[rank].index) + ", " +
-       text(before) + " and " + text(now) + ", with no barrier between them");
+       " of the shared memory of block " + std::to_string(block.index) + ", " + text(before) +
+       " and " + text(now) + ", with no barrier between them");
 }
 
-void check_shared(int rank, size_t offset, size_t size, bool writes, uintptr_t pc) {
+void check_shared(size_t offset, size_t size, bool writes, uintptr_t pc) {
   if (size < kGranule || offset % kGranule != 0 || offset + size > kernel->storage) {
     fail("touches shared memory across its end or in bytes smaller than it is watched in, at " +
          hex(pc));
   }
-  const Access now = {current, current->warp->epoch, current->all->epoch, current->cluster->epoch,
-                      pc};
+  const Access now = {current, current->warp->epoch, current->all->epoch, pc};
   for (size_t i = offset / kGranule; i < (offset + size) / kGranule; ++i) {
-    Granule& g = granules[rank][i];
+    Granule& g = granules[i];
     if (g.serial != serial) {
       g.serial = serial;
       g.write = g.copy = {};
       g.reads.clear();
     }
-    if (g.copy.thread != nullptr) fail_race("copy under way", g.copy, now, rank, offset);
+    if (g.copy.thread != nullptr) fail_race("copy under way", g.copy, now, offset);
     if (g.write.thread != nullptr && !is_ordered(g.write, now)) {
-      fail_race(writes ? "write after write" : "read after write", g.write, now, rank, offset);
+      fail_race(writes ? "write after write" : "read after write", g.write, now, offset);
     }
     if (writes) {
       for (const Access& read : g.reads) {
-        if (!is_ordered(read, now)) fail_race("write after read", read, now, rank, offset);
+        if (!is_ordered(read, now)) fail_race("write after read", read, now, offset);
       }
       g.reads.clear();
       g.write = now;
     } else {
-      // What a barrier of the only block separates from now, it separates from all that follows.
-      if (kernel->cluster == 1 && !g.reads.empty() && g.reads.back().all != now.all) {
-        g.reads.clear();
-      }
+      // What a barrier of the block separates from now, it separates from all that follows.
+      if (!g.reads.empty() && g.reads.back().all != now.all) g.reads.clear();
       g.reads.push_back(now);
     }
   }
@@ -108,32 +104,23 @@ void check_buffer(Buffer& buffer, size_t offset, size_t size, bool writes, uintp
 
 }  // namespace
 
-void watch_shared() {
-  granules.resize(kernel->cluster);
-  for (std::vector<Granule>& of_block : granules) {
-    of_block.resize((kernel->storage + kGranule - 1) / kGranule);
-  }
-}
+void watch_shared() { granules.resize((kernel->storage + kGranule - 1) / kGranule); }
 
 void mark_copy(const Copy& copy, bool under_way, uintptr_t pc) {
-  const auto* storage = current->block->storage;
-  const size_t first = static_cast<size_t>(copy.to - storage) / kGranule;
+  const size_t first = static_cast<size_t>(copy.to - block.storage) / kGranule;
   for (size_t i = first; i < first + copy.size / kGranule; ++i) {
-    granules[current->rank][i].copy = {under_way ? current : nullptr, 0, 0, 0, pc};
+    granules[i].copy = {under_way ? current : nullptr, 0, 0, pc};
   }
 }
 
 void check_access(uintptr_t p, size_t size, bool writes, uintptr_t pc) {
   if (current == nullptr || is_within(p, current->stack, kStackSize)) return;
-  for (int rank = 0; rank < kernel->cluster; ++rank) {
-    if (is_within(p, blocks[rank].storage, kernel->storage)) {
-      const uintptr_t offset = p - reinterpret_cast<uintptr_t>(blocks[rank].storage);
-      if (run.policy == Policy::kRandom && next_random() % 8 == 0) {
-        set_ready(*current);
-        suspend();
-      }
-      return check_shared(rank, offset, size, writes, pc);
+  if (is_within(p, block.storage, kernel->storage)) {
+    if (run.policy == Policy::kRandom && next_random() % 8 == 0) {
+      set_ready(*current);
+      suspend();
     }
+    return check_shared(p - reinterpret_cast<uintptr_t>(block.storage), size, writes, pc);
   }
   for (Buffer& buffer : run.buffers) {
     if (p - buffer.begin < buffer.allowed.size() * buffer.element) {

@@ -59,7 +59,6 @@ Lanes meet(const char* what, Site site, uint64_t value) {
 }
 void sync_warp(Site site) { arrive(*current->warp, "sync_warp", site, true); }
 void sync_block(Site site) { arrive(*current->all, "sync_block", site, true); }
-void sync_cluster(Site site) { arrive(*current->cluster, "sync_cluster", site, true); }
 
 }  // namespace emulator
 }  // namespace flashinfer_msa

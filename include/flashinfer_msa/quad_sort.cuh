@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warp scope: sorting networks over the registers of four lanes, a quad, which share a row. Eight
+// rows go side by side: lane = row + 8 * member.
+#pragma once
+
+#include "row_group.cuh"
+#include "sorting_network.cuh"
+
+namespace flashinfer_msa {
+
+using Quads = RowGroup<8>;
+static_assert(Quads::kMembers == 4, "networks below are for four lanes a row");
+
+// Of the quad's 4 * kHalf scores, leaves the 2 * kHalf largest in members 0 and 1 and, mirrored, in
+// 3 and 2; in no order.
+template <int kHalf>
+FLASHINFER_MSA_DEVICE void keep_top(float (&v)[kHalf]) {
+  using MergeT = MergeNetwork<kHalf>;
+  const bool is_first = Quads::member() % 2 == 0;
+  sort_descending(v);
+  float theirs[kHalf];
+  FLASHINFER_MSA_UNROLL
+  for (int i = 0; i < kHalf; ++i) theirs[i] = Quads::exchange(v[kHalf - 1 - i], 1);
+  FLASHINFER_MSA_UNROLL
+  for (int i = 0; i < kHalf; ++i) {
+    v[i] = is_first ? larger(v[i], theirs[i]) : smaller(v[i], theirs[i]);
+  }
+  apply<MergeT>(v, std::make_integer_sequence<int, MergeT::kNetwork.count>{});
+  FLASHINFER_MSA_UNROLL
+  for (int i = 0; i < kHalf; ++i) theirs[i] = Quads::exchange(v[kHalf - 1 - i], 3);
+  FLASHINFER_MSA_UNROLL
+  for (int i = 0; i < kHalf; ++i) v[i] = larger(v[i], theirs[i]);
+}
+
+// The smallest of what keep_top() left.
+template <int kHalf>
+FLASHINFER_MSA_DEVICE float least_of_top(const float (&v)[kHalf]) {
+  float least = v[0];
+  FLASHINFER_MSA_UNROLL
+  for (int i = 1; i < kHalf; ++i) least = smaller(least, v[i]);
+  return smaller(least, Quads::exchange(least, 1));
+}
+
+}  // namespace flashinfer_msa

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel scope: a thread block a row, for calls with few rows, where latency is all: the chain is
+// one round of loads and what BlockSelect does with them. Nothing that is rare lies in its way, and
+// the code is short: fetching instructions costs as much as waiting for scores.
+//
+// Rows too long for a block's registers are read in chunks; the first warp merges each chunk's best
+// into those of the chunks before, while the others go on.
+#pragma once
+
+#include "short_row.cuh"
+
+namespace flashinfer_msa {
+
+template <class PolicyT, int kWarpsT, int kItemsT, bool kLongT = false>
+struct RowPerBlock {
+  using Policy = PolicyT;
+  using Score = typename Policy::Score;
+  static constexpr int kWarps = kWarpsT;
+  static constexpr int kItems = kItemsT;  // scores a thread
+  static constexpr bool kLong = kLongT;   // more than one chunk
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kChunk = kThreads * kItems;  // blocks
+  // Short rows are read while their extents still are.
+  static constexpr bool kReadsAhead = kChunk <= 512;
+  static_assert(!kLong || !kReadsAhead, "long rows are not read past their extent");
+
+  using Select = BlockSelect<Policy::kTopK, kWarps, kItems>;
+  struct Best {  // of the chunks so far, then of this one; in order
+    float score[2 * Policy::kTopK];
+    int32_t block[2 * Policy::kTopK];
+    alignas(16) float finalist[Select::kGroups];
+  };
+  static_assert(2 * Policy::kTopK <= Select::kGroups, "the best of two chunks are merged at once");
+  struct Storage {
+    typename Select::Storage select;
+    Best best[kLong ? 1 : 0];
+    typename ShortRow<Policy>::Storage short_row[kReadsAhead ? 0 : 1];
+  };
+
+  const Params& params;
+  Storage& smem;
+
+  static Grid grid(const Params& p) { return grid_of_heads(p, p.tokens); }
+
+  FLASHINFER_MSA_DEVICE void run() {
+    const int head = params.first_head + block_y();
+    const int token = block_x();
+    const RowScores<Policy> scores(params, head, token);
+    const RowWriter<Policy> writer(params, head, token);
+    const Score* next = scores.of(place(0));
+    wait_for_producer(next);
+    float score[kItems];
+    if constexpr (kReadsAhead) load(next, 0, params.blocks, score);
+    const Row<Policy> row(params, token);
+    if constexpr (!kReadsAhead) {
+      if (row.end <= ShortRow<Policy>::kBlocks) {
+        if (warp_index() == 0) ShortRow<Policy>::run(params, head, token, row, smem.short_row[0]);
+        return;
+      }
+    }
+    const int wanted = Policy::wanted(params);
+    const auto write = [&](int slot, float, int32_t block) {
+      writer.output[row.begin + slot] = block;
+    };
+    int chosen = 0;
+    if constexpr (!kLong) {
+      if constexpr (!kReadsAhead) load(next, row.begin, row.end, score);
+      hide(row, score);
+      chosen = Select{smem.select}.run(score, [](int i) { return place(i); }, wanted, write);
+    } else {
+      for (int base = 0; base < row.end; base += kChunk, next += kChunk * params.block_stride) {
+        load(next, row.begin - base, row.end - base, score);
+        hide_nan(score);
+        chosen = merge(score, base, chosen, wanted, base + kChunk >= row.end, write);
+      }
+    }
+    if (kWarps == 1 || warp_index() == 0) writer.frame(row, chosen, lane_index(), kWarpSize);
+  }
+
+ private:
+  // Of an item in the chunk. A warp holds a contiguous stretch.
+  static FLASHINFER_MSA_DEVICE int place(int item) {
+    const int warp = kWarps == 1 ? 0 : warp_index();
+    return (warp * kItems + item) * kWarpSize + lane_index();
+  }
+
+  // Of the chunk at `next`, what lies in [begin, end).
+  FLASHINFER_MSA_DEVICE void load(const Score* next, int begin, int end,
+                                  float (&score)[kItems]) const {
+    const int64_t stride = kWarpSize * params.block_stride;
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kItems; ++i, next += stride) {
+      score[i] = place(i) >= begin && place(i) < end ? load_score(next) : no_score();
+    }
+  }
+
+  static FLASHINFER_MSA_DEVICE void hide(const Row<Policy>& row, float (&score)[kItems]) {
+    if constexpr (kReadsAhead) {
+      FLASHINFER_MSA_UNROLL
+      for (int i = 0; i < kItems; ++i) {
+        if (place(i) < row.begin || place(i) >= row.end) score[i] = no_score();
+      }
+    }
+    hide_nan(score);
+  }
+  static FLASHINFER_MSA_DEVICE void hide_nan(float (&score)[kItems]) {
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kItems; ++i) score[i] = nan_as_infinity(score[i]);
+  }
+
+  // The best of a chunk join the `kept` of the chunks before; the first warp alone works on those.
+  // Answers how many are the best now, in the first warp.
+  template <class Write>
+  FLASHINFER_MSA_DEVICE int merge(const float (&score)[kItems], int base, int kept, int wanted,
+                                  bool is_last, const Write& write) {
+    Best& best = smem.best[0];
+    const auto keep = [&](int slot, float s, int32_t block) {
+      best.score[slot] = s;
+      best.block[slot] = block;
+    };
+    const int found = Select{smem.select}.run(
+        score, [&](int i) { return base + place(i); }, wanted,
+        [&](int slot, float s, int32_t block) { keep(kept + slot, s, block); });
+    if (kWarps > 1 && warp_index() != 0) return 0;
+    sync_warp();
+    const auto choose = [&](const auto& emit) {
+      return Select::choose(
+          best.score, best.block, [](int j) { return j; }, kept + found, wanted, best.finalist,
+          emit);
+    };
+    return is_last ? choose(write) : choose(keep);  // and the next chunk has barriers
+  }
+};
+
+}  // namespace flashinfer_msa

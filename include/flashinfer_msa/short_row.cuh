@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warp scope: one warp answers one row whose extent is short, whatever its width in memory. Servers
+// allocate scores for the longest context, most rows of which are short.
+#pragma once
+
+#include "block_select.cuh"
+
+namespace flashinfer_msa {
+
+template <class Policy>
+struct ShortRow {
+  static constexpr int kItems = 4;  // scores a lane
+  static constexpr int kBlocks = kItems * kWarpSize;
+  using Select = BlockSelect<Policy::kTopK, 1, kItems>;
+  using Storage = typename Select::Storage;
+
+  static FLASHINFER_MSA_DEVICE void run(const Params& params, int head, int token,
+                                        const Row<Policy>& row, Storage& smem) {
+    const RowScores<Policy> scores(params, head, token);
+    const RowWriter<Policy> writer(params, head, token);
+    float score[kItems];
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kItems; ++i) {
+      score[i] = row.has(place(i)) ? load_score(scores.of(place(i))) : no_score();
+    }
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kItems; ++i) score[i] = nan_as_infinity(score[i]);
+    const int chosen = Select{smem}.run(
+        score, [](int i) { return place(i); }, Policy::wanted(params),
+        [&](int slot, float, int32_t block) { writer.output[row.begin + slot] = block; });
+    writer.frame(row, chosen, lane_index(), kWarpSize);
+  }
+
+ private:
+  static FLASHINFER_MSA_DEVICE int place(int item) { return item * kWarpSize + lane_index(); }
+};
+
+}  // namespace flashinfer_msa

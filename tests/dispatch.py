@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel serves a call: the dispatch of topk_select.cuh, few_rows.cuh and many_rows.cuh.
+
+Written down a second time, so that tests and scripts know where to look without a GPU;
+test_dispatch.py compares it with the headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from layouts import LAYOUTS
+
+Shape = tuple[int, int, int]  # heads, blocks, tokens
+
+ONE_ROW = tuple(f"RowPerBlock {size}" for size in ("Warp", "Small", "Medium", "Large", "Long"))
+SOME_ROWS = tuple(
+    f"RowsPerBlock {size}" for size in ("Small", "Medium", "MediumMany", "Large", "LongMany")
+)
+# A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
+MANY_ROWS = (
+    "RowPerQuad", "RowPerLane Lean S", "RowPerLane Wide S", "RowPerLane Lean P", "RowPerLane Wide P"
+)  # fmt: skip
+WIDEST_MANY_ROWS = 32  # topk
+
+# The first number on the far side of every bound. Of blocks: 129, 513, 2,049 and 8,193 are more
+# than the registers of a kernel for few rows hold, or the first that have another bound of rows;
+# RowPerQuad ends before 257, and RowPerLane is Lean up to 128 and from 1,536.
+BLOCK_BOUNDS = (129, 257, 513, 1536, 2049, 8193)
+ROW_BOUNDS = (128, 512, 2048, 4096, 8192)
+TOKEN_BOUND = 4  # from which tokens share a thread block
+WARP_BOUND = 800  # of 32 rows of a head, from which RowPerLane is Lean
+
+
+def kernel_of(topk: int, shape: Shape, layout: str = "s_contiguous") -> str:
+    """Return which kernel serves scores of a shape, in one of the `LAYOUTS`."""
+    return kernel_of_strides(topk, shape, LAYOUTS[layout](*shape))
+
+
+def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) -> str:
+    """Return which kernel serves scores of a shape and strides."""
+    heads, blocks, tokens = shape
+    rows = heads * tokens
+    together = strides[2] == 1  # the tokens
+    steps_far = strides[1] > 2**31 - 1
+    bound = 4096
+    if together and not steps_far:
+        bound = 2048 if blocks <= 128 else 8192 if blocks <= 512 else 4096
+    if topk <= WIDEST_MANY_ROWS and rows >= bound:
+        if together and blocks <= 256 and not steps_far:
+            return "RowPerQuad"
+        is_lean = heads * -(-tokens // 32) >= WARP_BOUND and (blocks <= 128 or blocks >= 1536)
+        return f"RowPerLane {'Lean' if is_lean else 'Wide'} {'S' if together else 'P'}"
+    if together and tokens >= TOKEN_BOUND and not steps_far and blocks > 128:
+        if blocks <= 512 and rows >= 512:
+            return "RowsPerBlock Small"
+        if 512 < blocks <= 2048 and rows >= 128:
+            return "RowsPerBlock MediumMany" if rows >= 512 else "RowsPerBlock Medium"
+        if blocks > 2048 and rows >= 128:
+            return f"RowsPerBlock {'Large' if blocks <= 8192 and rows < 512 else 'LongMany'}"
+    sizes = {"Warp": 128, "Small": 512, "Medium": 2048, "Large": 8192}
+    size = next((size for size, most in sizes.items() if blocks <= most), "Long")
+    return f"RowPerBlock {size}"
+
+
+def kernels(topk: int) -> tuple[str, ...]:
+    """Return all kernels of a build."""
+    return ONE_ROW + SOME_ROWS + (MANY_ROWS if topk <= WIDEST_MANY_ROWS else ())
+
+
+def family_of(kernel: str) -> str:
+    """Return the first word of a kernel's name."""
+    return kernel.split()[0]
+
+
+def around(bound: int) -> tuple[int, int, int]:
+    """Return a bound's last number on this side, its first on the far side, and the next."""
+    return bound - 1, bound, bound + 1
+
+
+def heads_and_tokens(rows: int) -> list[tuple[int, int]]:
+    """Return ways to have so many rows: one head, then as few heads as divide it, if any."""
+    several = (h for h in range(2, 32) if rows % h == 0 and rows // h >= TOKEN_BOUND)
+    ways = [(1, rows), *((h, rows // h) for h in several)]
+    return ways[:2]
+
+
+def row_bounds(topk: int, blocks: int, layout: str) -> list[int]:
+    """Return the numbers of rows at which another kernel takes over."""
+    return [
+        rows
+        for rows in ROW_BOUNDS
+        if kernel_of(topk, (1, blocks, rows), layout)
+        != kernel_of(topk, (1, blocks, rows - 1), layout)
+    ]
+
+
+def shapes_round_bounds(topk: int, bound: int, layout: str) -> Iterator[Shape]:
+    """Yield shapes round a bound of blocks, each with rows round every bound of rows there."""
+    some_blocks = (bound - 2, *around(bound))
+    bounds = {rows for blocks in some_blocks for rows in row_bounds(topk, blocks, layout)}
+    counts = sorted({count for rows in bounds for count in around(rows)})
+    for blocks in some_blocks:
+        yield from ((heads, blocks, tokens) for heads, tokens in ((1, 1), (3, 7)))
+        for count in counts:
+            yield from ((heads, blocks, tokens) for heads, tokens in heads_and_tokens(count))
+
+
+def shapes_round_few_tokens(topk: int) -> Iterator[Shape]:
+    """Yield shapes round the bound from which tokens share a thread block, of rows enough."""
+    for blocks in (128, 129, 513, 2049, 8193):
+        for least in row_bounds(topk, blocks, "s_contiguous"):
+            if least <= 512 or blocks <= 513:
+                for tokens in (1, *around(TOKEN_BOUND), 7, 8, 9):
+                    yield -(-least // tokens), blocks, tokens
+
+
+def shapes_round_many_warps() -> Iterator[Shape]:
+    """Yield shapes round the bound from which RowPerLane is Lean; in 32 tokens a warp."""
+    for blocks in (127, 128, 129, 130, 1534, 1535, 1536, 1537):
+        yield from ((heads, blocks, 6) for heads in around(WARP_BOUND))
+        yield from ((WARP_BOUND // 2, blocks, tokens) for tokens in (32, 33))
+        if blocks < 200:
+            yield from ((1, blocks, 32 * (WARP_BOUND - 1) + more) for more in (0, 1))

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests know which kernel serves a call, and meet them all."""
+
+import random
+import subprocess
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import test_dependent_launch
+import test_determinism
+import test_streams_devices
+from dispatch import (
+    BLOCK_BOUNDS,
+    ROW_BOUNDS,
+    Shape,
+    family_of,
+    kernel_of,
+    kernel_of_strides,
+    kernels,
+    shapes_round_bounds,
+    shapes_round_few_tokens,
+    shapes_round_many_warps,
+)  # fmt: skip
+from emulator import short_name
+from emulator.build import HERE, folder
+from guards import crowds
+from layouts import LAYOUTS
+
+from flashinfer_msa.env import include_dir
+from flashinfer_msa.spec import TopKSelectSpec
+
+Strides = tuple[int, int, int]
+SPECS = (
+    TopKSelectSpec(16, "f32", 0, 1, "token"),
+    TopKSelectSpec(32, "bf16", None, None, "uniform"),
+    TopKSelectSpec(64, "f32", 1, 2, "token"),
+)
+SPEC = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+BOTH_ORDERS = ("s_contiguous", "p_contiguous")
+
+
+@cache
+def probe(spec: TopKSelectSpec) -> Path:
+    """Compile the dispatch of a spec for the CPU, without the kernels."""
+    unit = folder() / f"dispatch-{spec.name}.cpp"
+    unit.write_text("\n".join([*spec.sources().values(), '#include "dispatch_probe.cpp"\n']))
+    command = ["g++", "-std=c++17", "-fno-pie", "-no-pie", "-Wl,--unresolved-symbols=ignore-all"]
+    command += ['-DFLASHINFER_MSA_EMULATED_DEVICE="device.hpp"']
+    command += [f"-I{path}" for path in (include_dir(), HERE, HERE.parent)]
+    done = subprocess.run(
+        [*command, unit, "-o", unit.with_suffix("")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return unit.with_suffix("")
+
+
+def launched(spec: TopKSelectSpec, calls: list[tuple[Shape, Strides]]):
+    """Return the kernel that the headers launch for each call, and all that they ready."""
+    text = "\n".join(" ".join(map(str, (*shape, *strides))) for shape, strides in calls)
+    done = subprocess.run([probe(spec)], input=text, capture_output=True, text=True, check=True)
+    names: dict[str, list[str]] = {"launched": [], "prepared": []}
+    for line in done.stdout.splitlines():
+        kind, _, name = line.partition(" ")
+        names[kind].append(short_name(name))
+    assert len(names["launched"]) == len(calls)
+    return names["launched"], set(names["prepared"])
+
+
+def everywhere(topk: int) -> Iterable[tuple[Shape, Strides]]:
+    """Yield calls round every bound and far from any, in every layout."""
+    rng = random.Random(topk)
+    shapes = [*shapes_round_few_tokens(topk), *shapes_round_many_warps()]
+    for _ in range(2000):
+        blocks, tokens = (1 + int(2 ** rng.uniform(0, most)) for most in (15, 14))
+        shapes.append((rng.randint(1, 9), blocks, tokens))
+    shapes += [(heads, blocks, 1) for heads in (1, 200, 5000) for blocks in range(1, 9000, 7)]
+    for bound in BLOCK_BOUNDS:
+        for layout in BOTH_ORDERS:
+            shapes += shapes_round_bounds(topk, bound, layout)
+    for layout in LAYOUTS.values():
+        yield from ((shape, layout(*shape)) for shape in shapes)
+    for stride in (2**31 - 1, 2**31, 2**40):
+        for blocks in (100, 200, 600, 9000):
+            for tokens in (1, 200, 600, 2500, 5000, 9000):
+                yield (1, blocks, tokens), (1, stride, 1)
+
+
+@SPEC
+def test_the_headers_launch_what_the_tests_expect(spec):
+    calls = [*everywhere(spec.topk)]
+    real, prepared = launched(spec, calls)
+    expected = [kernel_of_strides(spec.topk, *call) for call in calls]
+    names: dict[str, str] = {}
+    for call, kernel, name in zip(calls, expected, real, strict=True):
+        assert names.setdefault(kernel, name) == name, call
+        assert name.startswith(f"{family_of(kernel)}<"), call
+    assert names.keys() == set(kernels(spec.topk))
+    assert len(set(names.values())) == len(names), "two kernels, one name"
+    assert set(names.values()) == prepared, "what is readied is what is launched"
+
+
+@SPEC
+@pytest.mark.parametrize("layout", BOTH_ORDERS)
+def test_no_bound_is_missing_from_the_list(spec, layout):
+    """Both scans ask the headers themselves."""
+
+    def bounds(shapes: list[Shape]) -> set[Shape]:
+        names, _ = launched(spec, [(shape, LAYOUTS[layout](*shape)) for shape in shapes])
+        pairs = zip(shapes, names, names[1:], strict=False)
+        return {shape for shape, before, after in pairs if before != after}
+
+    for tokens in (1, 4, 128, 600, 2500, 5000, 9000, 25_600):
+        found = bounds([(1, blocks, tokens) for blocks in range(2, 9000)])
+        assert {blocks + 1 for _, blocks, _ in found} <= set(BLOCK_BOUNDS)
+    for blocks in (2, *BLOCK_BOUNDS):
+        found = bounds([(1, blocks, tokens) for tokens in range(4, 9000)])
+        assert {tokens + 1 for _, _, tokens in found} <= set(ROW_BOUNDS)
+
+
+@pytest.mark.parametrize("topk", [16, 32, 33, 64])
+def test_the_sweep_meets_every_kernel_and_both_sides_of_every_bound(topk):
+    met, crossed = set(), set()
+    for layout in BOTH_ORDERS:
+        for shapes in (
+            *([*shapes_round_bounds(topk, bound, layout)] for bound in BLOCK_BOUNDS),
+            [*shapes_round_many_warps()],
+        ):
+            here = {shape: kernel_of(topk, shape, layout) for shape in shapes}
+            met |= set(here.values())
+            for (heads, blocks, tokens), kernel in here.items():
+                if here.get((heads, blocks - 1, tokens), kernel) != kernel:
+                    crossed.add(blocks)
+                if heads == 1 and here.get((1, blocks, tokens - 1), kernel) != kernel:
+                    crossed.add(f"{tokens} rows")
+    many = {257, 1536, "2048 rows", "4096 rows", "8192 rows", "25569 rows"}
+    every = {*BLOCK_BOUNDS, *(f"{rows} rows" for rows in ROW_BOUNDS), "25569 rows"}
+    assert crossed == (every if topk <= 32 else every - many)
+    assert met == set(kernels(topk))
+
+
+@pytest.mark.parametrize(
+    "module", [test_dependent_launch, test_determinism, test_streams_devices],
+    ids=lambda module: module.__name__,
+)  # fmt: skip
+def test_shapes_of_streams_and_repeats_meet_every_family(module):
+    """Scores there have their tokens together."""
+    families = {family_of(kernel_of(16, shape)) for shape in module.SHAPES}
+    assert families == {family_of(kernel) for kernel in kernels(16)}
+
+
+@pytest.mark.parametrize("layout", BOTH_ORDERS)
+def test_a_checked_call_meets_every_family_that_may_serve_it(layout):
+    for blocks in (100, 200, 400, 700, 1500, 3000):
+        for heads, tokens in ((1, 1), (2, 19), (5, 3)):
+            times = [1, *crowds(16, (heads, blocks, tokens), layout)]
+            met = {kernel_of(16, (heads, blocks, tokens * n), layout) for n in times}
+            rows = range(1, 9000)
+            most = {kernel_of(16, (1, blocks, n), layout) for n in rows}
+            assert {family_of(kernel) for kernel in met} == {family_of(kernel) for kernel in most}
+    assert [*crowds(64, (1, 100, 5), layout)] == []
+    assert [*crowds(16, (0, 100, 5), layout)] == []
+
+
+def test_the_bench_times_both_sides_of_every_bound(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "scripts")
+    from bench_lib.cases import bounds, neighbours, recorded
+
+    full = {*recorded(), *neighbours()}
+    assert len(full) < 200
+    timed: dict[tuple[str, Shape], str] = {}
+    for case in bounds():
+        shape = (case.heads, case.blocks, case.tokens)
+        timed[case.order, shape] = kernel_of(16, shape, f"{case.order.lower()}_contiguous")
+    sides = set()
+    for (order, (heads, blocks, tokens)), kernel in timed.items():
+        for before in ((heads, blocks - 1, tokens), (heads, blocks, tokens - 1)):
+            if (order, before) in timed:
+                assert timed[order, before] != kernel, (order, before)
+                sides.add((timed[order, before], kernel))
+    met = {kernel for pair in sides for kernel in pair}
+    assert met == set(kernels(16))
+    assert {blocks for _, (_, blocks, _) in timed} >= set(BLOCK_BOUNDS)
+    starts = {row for _, (heads, _, tokens) in timed for row in ROW_BOUNDS if heads * tokens == row}
+    assert starts == set(ROW_BOUNDS)
