@@ -148,7 +148,7 @@ def check_overlap(
     first = output.data_ptr()
     last = first + 4 * output.numel()
     start = max_score.data_ptr()
-    if start < last and first < start + _bytes_spanned(max_score, shape):
+    if start < last and first < start + bytes_spanned(max_score, shape):
         raise ValueError("output must not overlap the memory of max_score")
     if isinstance(num_valid_pages, torch.Tensor):
         start = num_valid_pages.data_ptr()
@@ -156,7 +156,8 @@ def check_overlap(
             raise ValueError("output must not overlap the memory of num_valid_pages")
 
 
-def _bytes_spanned(score: torch.Tensor, shape: torch.Size) -> int:
+def bytes_spanned(score: torch.Tensor, shape: torch.Size) -> int:
+    """Return how many bytes lie between the scores' first one and the end of their last one."""
     heads, blocks, tokens = shape
     if heads == 0 or blocks == 0 or tokens == 0:
         return 0

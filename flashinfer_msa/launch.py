@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The selector's kernels: readied once for a kind of call and GPU, then one foreign call each."""
+"""The selector's kernels: readied once for a kind of call and GPU, then one foreign call each.
+
+A plan is what a checked call leaves for the calls like it: all but the addresses and the stream.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,18 @@ from typing import Any, NamedTuple
 import torch
 
 from flashinfer_msa import jit
+from flashinfer_msa.checks import bytes_spanned
 from flashinfer_msa.env import Settings
 from flashinfer_msa.spec import TopKSelectSpec
 
 DEPENDENT_LAUNCH = 1  # Params::kDependentLaunch of row.cuh
 
 _DTYPE_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-# Call of topk_select.cuh. Packed into bytes, which no other thread sees, and whose data Python
-# aligns to a pointer. Converting each member as an argument would take 0.9 us longer.
-_pack_call = struct.Struct("@4P3q8i").pack
+# Call of topk_select.cuh: its pointers, then its other members, which a plan keeps packed. Packed
+# into bytes, which no other thread sees, and whose data Python aligns to a pointer. Converting each
+# member as an argument would take 0.9 us longer.
+_pack_members = struct.Struct("@3q8i").pack
+pack_call = struct.Struct("@4P56s").pack
 _prepare_lock = threading.Lock()
 
 
@@ -29,6 +35,22 @@ class Ready(NamedTuple):
     library: ctypes.CDLL
     select: Any  # its function `topk_select`
     features: int  # that launches use; bits of Params::Feature in row.cuh
+
+
+class Plan(NamedTuple):
+    """What calls share that differ in addresses and stream alone; it holds no tensor.
+
+    Nothing here goes stale: a build stays ready for the life of the process.
+    """
+
+    ready: Ready
+    select: Any  # `ready.select`; one step less on a call's way
+    members: bytes  # of Call, after its pointers
+    device: int
+    shape: torch.Size  # of the scores
+    score_bytes: int  # that the scores span
+    extents_bytes: int
+    output_bytes: int
 
 
 # (topk, dtype, force counts, whether each token has its extent, GPU) -> what serves such calls
@@ -43,8 +65,13 @@ def launch(
     output: torch.Tensor,
     force_begin: int,
     force_end: int,
-) -> None:
+) -> Plan:
     """Launch a call that has been checked, has rows and has blocks; `shape` is the scores'.
+
+    Returns
+    -------
+    Plan
+        Which serves any call of the same form.
 
     Raises
     ------
@@ -55,36 +82,57 @@ def launch(
     if device != torch._C._cuda_getDevice():  # as torch.cuda.current_device(), which costs more
         with torch.cuda.device(device):
             return launch(score, shape, topk, extent, output, force_begin, force_end)
-    heads, blocks, tokens = shape
-    if per_token := isinstance(extent, torch.Tensor):
-        extents, uniform = extent.data_ptr(), blocks
-    else:
-        extents, uniform = 0, blocks if extent is None else extent
-    key = (topk, score.dtype, force_begin, force_end, per_token, device)
-    library, select, features = _ready.get(key) or _prepare(key)
-    error = select(
-        _pack_call(
-            score.data_ptr(),
-            extents,
-            output.data_ptr(),
-            torch._C._cuda_getCurrentRawStream(device),
-            *score.stride(),
-            heads,
-            blocks,
-            tokens,
-            uniform,
-            topk,
-            force_begin,
-            force_end,
-            features,
-        )
+    plan = _plan(score, shape, topk, extent, force_begin, force_end)
+    extents = extent.data_ptr() if isinstance(extent, torch.Tensor) else 0
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    call = pack_call(score.data_ptr(), extents, output.data_ptr(), stream, plan.members)
+    if error := plan.select(call):
+        raise launch_error(plan, error)
+    return plan
+
+
+def launch_error(plan: Plan, error: int) -> RuntimeError:
+    """Return what to raise when the plan's function answers `error`."""
+    return RuntimeError(
+        f"msa_topk_select failed to launch for max_score {tuple(plan.shape)} "
+        f"on cuda:{plan.device}: {_describe(plan.ready.library, error)}"
     )
-    if error:
-        raise RuntimeError(
-            f"msa_topk_select failed to launch for max_score {tuple(shape)} "
-            f"on cuda:{device}: {_describe(library, error)}"
-        )
-    return None
+
+
+def _plan(
+    score: torch.Tensor,
+    shape: torch.Size,
+    topk: int,
+    extent: int | torch.Tensor | None,
+    force_begin: int,
+    force_end: int,
+) -> Plan:
+    heads, blocks, tokens = shape
+    device = score.get_device()
+    per_token = isinstance(extent, torch.Tensor)
+    key = (topk, score.dtype, force_begin, force_end, per_token, device)
+    ready = _ready.get(key) or _prepare(key)
+    members = _pack_members(
+        *score.stride(),
+        heads,
+        blocks,
+        tokens,
+        blocks if per_token or extent is None else extent,
+        topk,
+        force_begin,
+        force_end,
+        ready.features,
+    )
+    return Plan(
+        ready,
+        ready.select,
+        members,
+        device,
+        shape,
+        score_bytes=bytes_spanned(score, shape),
+        extents_bytes=4 * tokens if per_token else 0,
+        output_bytes=4 * tokens * heads * topk,
+    )
 
 
 def _prepare(key: tuple[Any, ...]) -> Ready:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block selector: checks, then one launch (or the reference, for CPU tensors)."""
+"""The block selector: checks, then one launch (or the reference, for CPU tensors).
+
+A call of a form that was checked before takes the short way of `plans.py`.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from flashinfer_msa.checks import check_call, check_output, check_overlap
-from flashinfer_msa.launch import launch
+from flashinfer_msa.launch import Plan, launch
+from flashinfer_msa.plans import select_by_plan
 from flashinfer_msa.reference import msa_topk_select_reference
 
 
@@ -86,11 +90,28 @@ def msa_topk_select(
     >>> msa_topk_select(score, 2)
     tensor([[[1, 3]]], dtype=torch.int32)
     """
-    if torch.compiler.is_compiling() or _is_abstract(max_score):
+    if torch.compiler.is_compiling():
         return _through_dispatcher(
             max_score, topk, num_valid_pages, output, force_begin_blocks, force_end_blocks
         )
-    return _select(max_score, topk, num_valid_pages, output, force_begin_blocks, force_end_blocks)
+    return select_by_plan(
+        max_score, topk, num_valid_pages, output, force_begin_blocks, force_end_blocks, _select_any
+    )
+
+
+def _select_any(
+    score: torch.Tensor,
+    topk: int,
+    extent: int | torch.Tensor | None,
+    output: torch.Tensor | None,
+    force_begin: int,
+    force_end: int,
+) -> tuple[torch.Tensor, Plan | None]:
+    """Answer a call on tensors that may have no memory."""
+    if _is_abstract(score):
+        answer = _through_dispatcher(score, topk, extent, output, force_begin, force_end)
+        return answer, None
+    return _select(score, topk, extent, output, force_begin, force_end)
 
 
 def _select(
@@ -100,25 +121,23 @@ def _select(
     output: torch.Tensor | None,
     force_begin: int,
     force_end: int,
-) -> torch.Tensor:
-    """Check and answer a call on tensors that have memory."""
+) -> tuple[torch.Tensor, Plan | None]:
+    """Check and answer a call on tensors that have memory; return a plan if it was launched."""
     shape = check_call(score, topk, extent, force_begin, force_end)
     heads, blocks, tokens = shape
     if output is None:
-        # Three numbers, not one tuple: that is 0.3 us less.
         output = torch.empty(tokens, heads, topk, dtype=torch.int32, device=score.device)
     else:
         check_output(output, score, shape, topk)
         check_overlap(output, score, shape, extent)
-    if score.is_cuda:
-        if blocks == 0:
-            output.fill_(-1)
-        elif heads and tokens:
-            launch(score, shape, topk, extent, output, force_begin, force_end)
-    else:
+    if not score.is_cuda:
         answer = msa_topk_select_reference(score.detach(), topk, extent, force_begin, force_end)
         output.copy_(answer)
-    return output
+    elif blocks == 0:
+        output.fill_(-1)
+    elif heads and tokens:
+        return output, launch(score, shape, topk, extent, output, force_begin, force_end)
+    return output, None
 
 
 def _is_abstract(tensor: object) -> bool:
@@ -155,7 +174,9 @@ def _topk_select(
     force_end_blocks: int,
 ) -> torch.Tensor:
     pages = extent if extents is None else extents
-    return _select(max_score, topk, pages, None, force_begin_blocks, force_end_blocks)
+    return select_by_plan(
+        max_score, topk, pages, None, force_begin_blocks, force_end_blocks, _select
+    )
 
 
 @_topk_select.register_fake
@@ -183,7 +204,7 @@ def _topk_select_out(
     force_end_blocks: int,
 ) -> None:
     pages = extent if extents is None else extents
-    _select(max_score, topk, pages, output, force_begin_blocks, force_end_blocks)
+    select_by_plan(max_score, topk, pages, output, force_begin_blocks, force_end_blocks, _select)
 
 
 @_topk_select_out.register_fake

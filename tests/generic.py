@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from flashinfer_msa import jit, launch
+from flashinfer_msa import jit, launch, plans
 
 
 @contextlib.contextmanager
@@ -21,10 +21,12 @@ def only_generic_builds() -> Iterator[list[str]]:
         return load(spec, capability)
 
     launch._ready.clear()
+    plans._plans.clear()
     jit.load = load_generic
     try:
         yield loaded
     finally:
         jit.load = load
+        plans._plans.clear()
         launch._ready.clear()
         launch._ready.update(ready)
