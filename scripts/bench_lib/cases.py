@@ -63,39 +63,66 @@ def recorded() -> list[Case]:
     return [Case(*key) for key in peers.load()]
 
 
+def bounds() -> list[Case]:
+    """Return the last case before each bound of the dispatch, and the first behind it."""
+    blocks = {  # tokens, of 4 heads: the blocks before a bound
+        1: (128, 512, 2048, 8192),
+        64: (512, 2048, 8192),
+        256: (128, 512, 2048),
+        1024: (512,),
+        8192: (256, 1535),
+    }
+    rows = {  # blocks: the first tokens of 4 heads behind a bound
+        128: (512,),
+        256: (128, 2048),
+        512: (128, 2048),
+        600: (32, 128),
+        2048: (32, 128, 1024, 6369),  # the last is of warps
+        8192: (32, 128, 1024),
+        9000: (32, 1024),
+    }
+    for_p = {128: (1024, 6369), 512: (1024,), 2048: (1024, 6369)}  # where blocks lie together
+    pairs = [(p + more, s) for s, ends in blocks.items() for p in ends for more in (0, 1)]
+    pairs += [(p, s - less) for p, starts in rows.items() for s in starts for less in (1, 0)]
+    cases = [Case("prefill" if s >= 512 else "decode", 4, p, s) for p, s in pairs]
+    ends = [(p + more, 8192) for p in (128, 1535) for more in (0, 1)]
+    ends += [(p + more, 64) for p in (128, 512, 2048, 8192) for more in (0, 1)]
+    ends += [(p, s - less) for p, starts in for_p.items() for s in starts for less in (1, 0)]
+    return cases + [Case("prefill" if s >= 512 else "decode", 4, p, s, order="P") for p, s in ends]
+
+
 def neighbours() -> list[Case]:
     """Return what lies round the table: other heads, lengths, layouts, types, extents, forces."""
     few, many = Case("decode", 4, 2048, 16), Case("prefill", 4, 1024, 2048)
     heads = [
         replace(case, heads=heads)
-        for heads in (1, 2, 3, 8)
-        for case in (Case("decode", 4, 512, 8), few, Case("decode", 4, 8192, 32), many)
+        for heads in (2, 3, 8)  # of 1, the record has some
+        for case in (Case("decode", 4, 512, 8), Case("decode", 4, 8192, 32), many)
     ]
-    lengths = (17, 33, 64, 100, 200, 384, 700, 1500, 3000, 6000, 16384, 32768, 65536, 131072)
+    lengths = (17, 64, 200, 1500, 6000, 16384, 131072)
     blocks = [Case("decode", 4, p, s) for p in lengths for s in (1, 16, 256)]
-    small = [Case("decode", 4, p, s) for p in (64, 128, 512) for s in (2, 4, 16, 32, 128, 512)]
-    large = [Case("prefill", 4, p, s) for p in (64, 128, 512) for s in (1000, 1024, 4096, 16384)]
-    large += [Case("prefill", 4, 512, 65536), Case("prefill", 4, 8192, 65536)]
-    grown = [Case("decode", 4, 131072, 512), Case("prefill", 4, 256, 2048), many]
+    large = [Case("prefill", 4, p, s) for p, s in ((64, 4096), (512, 16384), (512, 65536))]
+    large += [Case("prefill", 4, 8192, 65536), Case("decode", 4, 131072, 512)]
     regimes = [Case("decode", 4, 512, 64), few, Case("decode", 4, 8192, 64), many]
     regimes.append(Case("prefill", 4, 128, 8192))
-    typed = [
-        replace(case, order=order, dtype=dtype)
-        for case in regimes
-        for order, dtype in itertools.product("SP", ITEM_SIZE)
+    forms = (("S", "f16"), ("S", "bf16"), ("P", "f32"), ("P", "f16"))
+    typed = [replace(case, order=order, dtype=dtype) for case in regimes for order, dtype in forms]
+    ordered = [
+        replace(case, order="P")
+        for case in recorded()
+        if case.heat == "cold" and case.heads == 4 and case.tokens in (1, 8192)
     ]
-    ordered = [replace(case, order="P") for case in recorded() if case.heat == "cold"]
     extents = [
         replace(case, extent=extent, force=force)
         for case in (few, many)
-        for extent, force in itertools.product(("none", "int", "token"), ((0, 0), (0, 1), (1, 2)))
+        for extent, force in itertools.product(("none", "int", "token"), ((0, 0), (1, 2)))
     ]
     short = [
         replace(case, blocks=p, extent=extent)
         for case in (Case("decode", 4, 64, 16), Case("decode", 4, 64, 256))
         for p, extent in ((64, "token"), (8192, "short"))
     ]
-    cases = (*heads, *blocks, *small, *large, *grown, *typed, *ordered, *extents, *short)
+    cases = (*heads, *blocks, *large, *typed, *ordered, *extents, *short, *bounds())
     return list(dict.fromkeys(cases))
 
 

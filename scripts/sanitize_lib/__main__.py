@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,10 @@ from typing import NamedTuple
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND = 86  # exit code of compute-sanitizer after a finding
+STOPPED = 3  # of `sanitize_lib.calls` when its limit ended it
+_SHARE = 0.8  # of a tool's time, for the calls; starting and summing up take the rest
+# "12/30 1.5 s RowPerQuad: ..." after each call, and what the calls end with
+_PROGRESS = re.compile(r"^(\d+/\d+|\d+ of \d+ kernels called)", re.M)
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 
 
@@ -34,7 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--tool", action="append", choices=TOOLS, help="only this one; may be given again"
     )
-    parser.add_argument("--quick", action="store_true", help="one spec, fewer layouts")
+    parser.add_argument("--quick", action="store_true", help="one spec")
     parser.add_argument("--limit", type=float, default=420, help="seconds a tool may take")
     parser.add_argument("--out", type=Path, help="where the logs go")
     return parser.parse_args()
@@ -63,33 +68,40 @@ def run(command: list[str], log: Path, limit: float) -> tuple[int | None, float]
     """Run a command into a log; return its exit code, None if it took too long, and seconds."""
     start = time.perf_counter()
     with log.open("wb") as file:
+        # A session of its own: what a sanitizer watches would outlive it, and keep the GPU.
+        child = subprocess.Popen(
+            command, stdout=file, stderr=file, env=environment(), start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                command, stdout=file, stderr=file, timeout=limit, env=environment()
-            )
-            code: int | None = done.returncode
+            code: int | None = child.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             code = None
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     return code, time.perf_counter() - start
 
 
 def run_tool(tool: str, sanitizer: str, calls: list[str], out: Path, limit: float) -> Step:
-    """Run one tool over the calls."""
-    report = out / f"{tool}.report"
+    """Run one tool over the calls, which stop by themselves in time for the tool's summary."""
+    report, log = out / f"{tool}.report", out / f"{tool}.log"
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "50"]
     # torch probes for what a driver may not have; those failures are answers, not faults.
     command += ["--report-api-errors", "no", "--log-file", str(report)]
-    code, seconds = run([*command, *calls], out / f"{tool}.log", limit)
+    calls = [*calls, "--limit", str(limit * _SHARE), *(["--races"] if tool == "racecheck" else [])]
+    code, seconds = run([*command, *calls], log, limit)
     text = report.read_text(errors="replace") if report.is_file() else ""
     counts = [int(a or b) for a, b in _SUMMARY.findall(text)]
     findings = sum(counts) if counts else None
+    said = _PROGRESS.findall(log.read_text(errors="replace")) or ["no calls"]
     if code is None:
-        return Step(tool, "timed out", findings, seconds)
+        return Step(tool, f"timed out, {said[-1]}", findings, seconds)
+    if findings:
+        return Step(tool, "found", findings, seconds)
+    if code == STOPPED:
+        return Step(tool, f"stopped, {said[-1]}", findings, seconds)
     if findings is None:
         return Step(tool, f"no summary ({code})", None, seconds)
-    if code == 0 and findings == 0:
-        return Step(tool, "clean", 0, seconds)
-    return Step(tool, "found" if findings else f"failed ({code})", findings, seconds)
+    return Step(tool, "clean" if code == 0 else f"failed ({code})", 0, seconds)
 
 
 def show_failure(out: Path, step: Step) -> None:
@@ -99,7 +111,7 @@ def show_failure(out: Path, step: Step) -> None:
         if path.is_file():
             lines = path.read_text(errors="replace").splitlines()
             print(f"--- {path}", *lines[:30], *(["..."] if len(lines) > 60 else []), sep="\n")
-            print(*lines[30:][-30:], sep="\n")
+            print(*lines[30:][-30:], sep="\n", flush=True)
 
 
 def main() -> int:
@@ -113,21 +125,22 @@ def main() -> int:
     # First without a tool: it builds the kernels, and what no call reaches no tool sees.
     code, seconds = run([*calls, "--coverage"], out / "coverage.log", options.limit)
     lines = (out / "coverage.log").read_text(errors="replace").strip().splitlines()
-    said = next((line for line in lines if "kernels reached" in line), "no answer")
+    said = ", ".join(line for line in lines if "kernels reached" in line) or "no answer"
     steps = [Step("coverage", said if code in (0, 1) else f"failed ({code})", None, seconds)]
     bad = [steps[0]] if code != 0 else []
     for tool in options.tool or TOOLS:
         step = run_tool(tool, sanitizer, calls, out, options.limit)
+        print(f"{step.name}: {step.result}, {step.seconds:.0f} s", flush=True)
         steps.append(step)
         if step.result != "clean":
             bad.append(step)
     for step in bad:
         show_failure(out, step)
 
-    print(f"\n{'tool':10} {'result':28} {'findings':>8} {'seconds':>8}")
+    print(f"\n{'tool':10} {'result':60} {'findings':>8} {'seconds':>8}")
     for step in steps:
         findings = "" if step.findings is None else step.findings
-        print(f"{step.name:10} {step.result:28} {findings:>8} {step.seconds:8.0f}")
+        print(f"{step.name:10} {step.result:60} {findings:>8} {step.seconds:8.0f}")
     total = sum(step.findings or 0 for step in steps)
     print(f"logs: {out}")
     print(f"sanitize: {said}, {total} findings, {'FAILED' if bad else 'clean'}")

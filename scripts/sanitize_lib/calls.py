@@ -1,132 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that a sanitizer watches, and a check that they reach every kernel.
+"""Make the calls that a sanitizer watches, or check that they reach every kernel.
 
-Each call is made twice: with guard words round every tensor, and with tensors in memory of exactly
-their size, so that a step outside is one into memory that is nobody's.
+Each call is made with tensors in memory of exactly their size, so that a step outside is one into
+memory that is nobody's; and before that, but for ``--races``, with guard words round every tensor.
+No other kernel runs in a ``--races`` run: torch's own would be watched too.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from guards import assert_exact, check
-from scores import BF16, F16, F32, MIXTURE, Spec, draw, draw_extent
+from dispatch import kernels
+from guards import assert_exact, bits, run_guarded
+from layouts import LAYOUTS
+from scores import DTYPE_NAMES, INF, draw, draw_extent
 
 from flashinfer_msa.launch import load_library
 from flashinfer_msa.msa_ops import msa_topk_select
+from flashinfer_msa.reference import msa_topk_select_reference as reference
 from flashinfer_msa.spec import TopKSelectSpec
 from sanitize_lib.kernels import name_of_event, names_in_library
+from sanitize_lib.selection import MOSTLY_EMPTY, Call, all_calls, race_calls
 
-SPECS = (Spec(16, F32, 0, 1), Spec(16, BF16, 1, 2), Spec(32, F16, 1, 0), Spec(64, F32, 0, 2))
-QUICK_SPECS = SPECS[:1]
-# Rows (heads, tokens) on both sides of the limits that the dispatch may have, and blocks likewise.
-ROWS = ((1, 1), (2, 40), (1, 2048), (3, 683), (16, 515), (64, 257), (512, 33))
-FEW_BLOCKS = (1, 64, 127, 129, 257, 513, 1025, 2049, 4097, 8193, 17_000)
-MANY_BLOCKS = (20, 40, 90, 128, 129, 300, 1100)  # the last for the fewest of the many rows
-LAYOUTS = ("s_contiguous", "p_contiguous", "s_padded", "p_padded")
-DTYPE_NAMES = {F32: "f32", F16: "f16", BF16: "bf16"}
+STOPPED = 3  # exit code of a run that its limit ended; __main__.py knows it too
 
 
-class Call(NamedTuple):
-    """One call of the op."""
-
-    spec: Spec
-    shape: tuple[int, int, int]
-    layout: str
-    extent: str
-    seed: int
+def make_values(call: Call) -> torch.Tensor:
+    """Draw a call's scores on the CPU; heads that share memory have one head's."""
+    heads = 1 if "expanded" in call.layout else call.shape[0]
+    return draw(call.kinds, (heads, *call.shape[1:]), call.spec.dtype, seed=call.seed)
 
 
-def calls(quick: bool) -> Iterator[Call]:
-    """Yield the calls: every number of rows with few and with many blocks, in either order."""
-    seeds = itertools.count(1)
-    for spec in QUICK_SPECS if quick else SPECS:
-        for heads, tokens in ROWS:
-            few = heads * tokens < 2048
-            for blocks in FEW_BLOCKS if few else MANY_BLOCKS:
-                # What the oracle would need minutes for, and no kernel takes differently.
-                if heads * tokens * blocks > 5_000_000 or (few and heads * blocks > 9000):
-                    continue
-                for layout in LAYOUTS[:2] if quick or blocks % 2 else LAYOUTS:
-                    seed = next(seeds)
-                    extent = ("random", "wild", "none")[seed % 3]
-                    yield Call(spec, (heads, blocks, tokens), layout, extent, seed)
+def make_extent(call: Call) -> torch.Tensor | int | None:
+    """Draw a call's extents on the CPU."""
+    _, blocks, tokens = call.shape
+    if call.extent != MOSTLY_EMPTY:
+        forced = call.spec.begin + call.spec.end
+        return draw_extent(call.extent, blocks, tokens, forced, seed=call.seed)
+    extent = draw_extent("random", blocks, tokens, 0, seed=call.seed)
+    extent[40:-5] = 0
+    extent[16:24].clamp_(max=128)  # one warp answers those, whole thread blocks of them
+    extent[:3] = extent[-3:] = blocks
+    if tokens < 8:
+        extent[1::2] = min(blocks, 100)
+    return extent
 
 
-def arguments(call: Call) -> tuple[torch.Tensor, int, Any, int, int]:
-    """Draw a call's scores and extents."""
-    topk, dtype, begin, end = call.spec
-    kind = MIXTURE if call.seed % 2 else "quantised"
-    values = draw(kind, call.shape, dtype, seed=call.seed).cuda()
-    extent = draw_extent(call.extent, *call.shape[1:], begin + end, seed=call.seed)
-    return values, topk, extent.cuda() if extent is not None else None, begin, end
+def place(values: torch.Tensor, call: Call) -> torch.Tensor:
+    """Return the scores on the GPU, in memory that ends where they do; copies are all it takes."""
+    strides = LAYOUTS[call.layout](*call.shape)
+    span = 1 + sum((n - 1) * stride for n, stride in zip(call.shape, strides, strict=True))
+    memory = torch.full((call.offset + span,), INF, dtype=values.dtype)
+    view = memory.as_strided(values.shape, strides, call.offset)
+    bits(view).copy_(bits(values))
+    return memory.cuda().as_strided(call.shape, strides, call.offset)
 
 
-def run(call: Call) -> None:
-    """Make the call both ways, and compare with the oracle."""
-    values, topk, extent, begin, end = arguments(call)
-    guarded = check(values, topk, extent, begin, end, layout=call.layout, offset=call.seed % 3)
-    if call.layout.startswith("p"):
-        values = values.transpose(1, 2).contiguous().transpose(1, 2)
-    output = msa_topk_select(values, topk, extent, None, begin, end)
-    assert_exact(output, guarded, values, extent)
+def run(call: Call, guarded: bool) -> None:
+    """Make the call and compare with the reference."""
+    topk, _, begin, end = call.spec
+    values, extent = make_values(call), make_extent(call)
+    expected = reference(values, topk, extent, begin, end)
+    expected = expected.expand(call.shape[2], call.shape[0], topk)
+    on_gpu: Any = extent.cuda() if isinstance(extent, torch.Tensor) else extent
+    if guarded:
+        whole = values.cuda().expand(call.shape)
+        output = run_guarded(
+            whole, topk, on_gpu, begin, end, layout=call.layout, offset=call.offset
+        )
+        assert_exact(output, expected)
+    assert_exact(msa_topk_select(place(values, call), topk, on_gpu, None, begin, end), expected)
 
 
-def run_all(quick: bool) -> int:
-    """Run every call; return how many there were."""
-    chosen = list(calls(quick))
-    for call in chosen:
+def run_all(calls: list[Call], guarded: bool, limit: float) -> int:
+    """Run the calls until the limit, telling each; return the exit code."""
+    start, reached, stopped = time.perf_counter(), set(), False
+    for number, call in enumerate(calls, 1):
+        if stopped := time.perf_counter() - start > limit:
+            print(f"stopped after {limit:.0f} s: {number - 1} of {len(calls)} calls")
+            break
         try:
-            run(call)
+            run(call, guarded)
         except AssertionError as error:
             raise AssertionError(f"{call}\n{error}") from None
+        reached.add((call.spec, call.kernel))
+        print(f"{number}/{len(calls)} {time.perf_counter() - start:.1f} s {call}", flush=True)
     torch.cuda.synchronize()
-    return len(chosen)
+    wanted = [(spec, name) for spec in {c.spec for c in calls} for name in kernels(spec.topk)]
+    print(f"{len(reached)} of {len(wanted)} kernels called")
+    for spec, kernel in wanted:
+        if (spec, kernel) not in reached:
+            print(f"not called: {spec} {kernel}")
+    return STOPPED if stopped or len(reached) < len(wanted) else 0
 
 
-def coverage(quick: bool) -> tuple[set[str], set[str]]:
+def build_of(call: Call) -> TopKSelectSpec:
+    """Return the build that serves a call."""
+    topk, dtype, begin, end = call.spec
+    return TopKSelectSpec(topk, DTYPE_NAMES[dtype], begin, end, call.form)
+
+
+def coverage(choose: Callable[[bool], Iterator[Call]], quick: bool) -> tuple[set[str], set[str]]:
     """Return the kernels that the calls launched, and those that their libraries hold."""
-    held = set()
-    for spec, extent in {(c.spec, c.extent == "none") for c in calls(quick)}:
-        form = "uniform" if extent else "token"
-        build = TopKSelectSpec(spec.topk, DTYPE_NAMES[spec.dtype], spec.begin, spec.end, form)
+    calls = defaultdict(list)
+    for call in choose(quick):
+        calls[build_of(call)].append(call)
+    held, launched = set(), set()
+    for build, those in calls.items():
         library = load_library(build, torch.cuda.get_device_capability())
         held |= {f"{build.name} {name}" for name in names_in_library(Path(library._name))}
-    launched = set()
-    for call in calls(quick):
-        form = "uniform" if call.extent == "none" else "token"
-        topk, dtype, begin, end = call.spec
-        build = TopKSelectSpec(topk, DTYPE_NAMES[dtype], begin, end, form)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            run(call)
+            for call in those:
+                run(call, guarded=False)
             torch.cuda.synchronize()
         names = {name_of_event(event.name) for event in profile.events()} - {None}
         launched |= {f"{build.name} {name}" for name in names}
     return launched, held
 
 
+def check_coverage(quick: bool) -> int:
+    """Print which kernels the selections miss; return the exit code."""
+    code = 0
+    for what, choose in (("races: ", race_calls), ("", all_calls)):
+        launched, held = coverage(choose, quick)
+        print(f"{what}{len(launched & held)} of {len(held)} kernels reached")
+        for name in sorted(held - launched):
+            print(f"not reached: {name}")
+        for name in sorted(launched - held):
+            print(f"launched, but in no library: {name}")
+        code |= not held or launched != held
+    return code
+
+
 def main() -> int:
     """Run the calls, or tell which kernels they miss."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one spec, fewer layouts")
+    parser.add_argument("--quick", action="store_true", help="one spec")
+    parser.add_argument("--races", action="store_true", help="few calls, and no others' kernels")
     parser.add_argument("--coverage", action="store_true", help="check that no kernel is missed")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds, then stop")
     options = parser.parse_args()
-    if not options.coverage:
-        print(f"{run_all(options.quick)} calls")
-        return 0
-    launched, held = coverage(options.quick)
-    print(f"{len(launched & held)} of {len(held)} kernels reached")
-    for name in sorted(held - launched):
-        print(f"not reached: {name}")
-    for name in sorted(launched - held):
-        print(f"launched, but in no library: {name}")
-    return 0 if held and launched == held else 1
+    if options.coverage:
+        return check_coverage(options.quick)
+    choose = race_calls if options.races else all_calls
+    return run_all([*choose(options.quick)], not options.races, options.limit)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls a sanitizer watches, as data: each kernel in its smallest calls, and what is rare."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dispatch import ONE_ROW, Shape, kernel_of, kernels
+from scores import BF16, F16, F32, Spec
+
+SPECS = (Spec(16, F32, 0, 1), Spec(16, BF16, 1, 2), Spec(32, F16, 1, 0), Spec(64, F32, 0, 2))
+# What fills lists, ties them, or leaves them empty; the tokens take one each in turn.
+PLAIN = "normal+some_nan+one_per_group"
+HOSTILE = "ascending+constant+quantised+minus_inf+staircase"
+MOSTLY_EMPTY = "mostly empty"  # the extent of a few tokens at either end; the others have none
+
+# Kernel: heads, blocks, tokens. More than a chunk where there are chunks, a checkpoint where there
+# are checkpoints, and the last of what takes several tokens in part. Heads share one copy of the
+# scores, and few tokens have an extent, so that there is little to watch: racecheck is slow. Lines
+# that RowPerLane copies start at multiples of 16 bytes.
+SMALLEST: dict[str, Shape] = {
+    "RowPerBlock Warp": (1, 100, 5),
+    "RowPerBlock Small": (1, 300, 5),
+    "RowPerBlock Medium": (1, 1100, 5),
+    "RowPerBlock Large": (1, 3000, 5),
+    "RowPerBlock Long": (1, 17_000, 3),
+    "RowsPerBlock Small": (4, 300, 131),
+    "RowsPerBlock Medium": (4, 700, 35),
+    "RowsPerBlock MediumMany": (4, 700, 131),
+    "RowsPerBlock Large": (4, 3000, 35),
+    "RowsPerBlock LongMany": (4, 5000, 131),
+    "RowPerQuad": (64, 200, 131),
+    "RowPerLane Lean S": (25, 1600, 1016),
+    "RowPerLane Wide S": (4, 704, 1048),
+    "RowPerLane Lean P": (25, 104, 1021),
+    "RowPerLane Wide P": (4, 712, 1051),
+}
+# As near to the bounds as can be, each head and token with scores of its own, and no alignment.
+NEAREST: dict[str, Shape] = {
+    "RowPerBlock Warp": (2, 127, 5),
+    "RowPerBlock Small": (2, 129, 3),
+    "RowPerBlock Medium": (2, 513, 3),
+    "RowPerBlock Large": (1, 2049, 3),
+    "RowPerBlock Long": (1, 8193, 2),
+    "RowsPerBlock Small": (103, 129, 5),
+    "RowsPerBlock Medium": (33, 513, 4),
+    "RowsPerBlock MediumMany": (129, 513, 4),
+    "RowsPerBlock Large": (33, 2049, 4),
+    "RowsPerBlock LongMany": (33, 8193, 4),
+    "RowPerQuad": (103, 33, 21),
+    "RowPerLane Lean S": (820, 1536, 5),
+    "RowPerLane Wide S": (1, 513, 4097),
+    "RowPerLane Lean P": (820, 41, 5),
+    "RowPerLane Wide P": (3, 129, 1366),
+}
+
+
+class Call(NamedTuple):
+    """One call of the op."""
+
+    spec: Spec
+    shape: Shape
+    layout: str
+    extent: str
+    kinds: str
+    offset: int  # elements by which every tensor is moved off its alignment
+    seed: int
+
+    @property
+    def kernel(self) -> str:
+        """Which kernel serves it."""
+        return kernel_of(self.spec.topk, self.shape, self.layout)
+
+    @property
+    def form(self) -> str:
+        """The form of the extent that its build is for."""
+        return "uniform" if self.extent in ("none", "int") else "token"
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.shape} {self.layout}+{self.offset} {self.extent} {self.spec}"
+
+
+def race_calls(quick: bool) -> Iterator[Call]:
+    """Yield two calls a kernel: one of plain scores, one of hostile ones that is not aligned."""
+    seeds = itertools.count(1)
+    for spec in SPECS[:1] if quick else SPECS:
+        for kernel in kernels(spec.topk):
+            layout = f"{_order(kernel)}_expanded_heads"
+            for kinds, offset in ((PLAIN, 0), (HOSTILE, 1)):
+                shape = SMALLEST[kernel]
+                yield Call(spec, shape, layout, MOSTLY_EMPTY, kinds, offset, next(seeds))
+
+
+def all_calls(quick: bool) -> Iterator[Call]:
+    """Yield what `race_calls` does, and calls round the bounds, of either form of the extent."""
+    seeds = itertools.count(1000)
+    for call in race_calls(quick):
+        yield call
+        extent = ("none", "int")[call.seed // 2 % 2]
+        yield call._replace(extent=extent, seed=next(seeds))
+    for spec in SPECS[:1] if quick else SPECS:
+        for kernel in kernels(spec.topk):
+            orders = "sp" if kernel in ONE_ROW else _order(kernel)
+            for order, form in itertools.product(orders, ("random", "wild", "none")):
+                seed = next(seeds)
+                layout = f"{order}_{'padded' if seed % 2 else 'contiguous'}"
+                kinds = HOSTILE if seed % 3 else PLAIN
+                yield Call(spec, NEAREST[kernel], layout, form, kinds, seed % 4, seed)
+
+
+def _order(kernel: str) -> str:
+    return "p" if kernel.endswith(" P") else "s"
