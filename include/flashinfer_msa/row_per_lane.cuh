@@ -10,6 +10,7 @@
 //     that fills up before is cut back to its own best blocks. So no input overflows it.
 //  3. The warps' lists, sorted and merged, give the exact threshold. Every warp counts its blocks
 //     above and at it, and writes them at their final places: ascending ids without a sort.
+// (Longer than a header should be: the steps share the lane's list and the warps' thresholds.)
 #pragma once
 
 #include "lane_list.cuh"
