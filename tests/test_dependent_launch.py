@@ -17,8 +17,7 @@ import torch
 from fake_cuda import python_path
 from graphs import StaticCall
 from guards import POISON
-from producers import load_producers, pass_on, slow_copy
-from scores import LOCAL
+from producers import ProducedCall, load_producers, pass_on, slow_copy
 
 from flashinfer_msa import jit, launch
 from flashinfer_msa.msa_ops import msa_topk_select
@@ -56,40 +55,6 @@ def runner(way: str, function):
     return graph.replay
 
 
-class ProducedCall:
-    """A call whose scores and extents one slow kernel writes just before it."""
-
-    def __init__(self, shape, early: bool, between: int) -> None:
-        self.source = StaticCall(shape)
-        self.early, self.between = early, between
-        count = self.source.scores.numel()
-        words = count + self.source.extents.numel()
-        self.drawn = torch.zeros(words, dtype=torch.int32, device="cuda")
-        self.memory = torch.zeros_like(self.drawn)
-        self.scores = self.memory[:count].view(torch.float32).view(shape)
-        self.extents = self.memory[count:]
-        self.output = torch.zeros_like(self.source.output)
-        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-
-    def refill(self) -> None:
-        """Change what the slow kernel will write, and undo what it wrote."""
-        self.source.refill()
-        scores = self.source.scores.view(torch.int32).flatten()
-        torch.cat([scores, self.source.extents], out=self.drawn)
-        self.memory.zero_()
-        self.output.fill_(POISON)
-
-    def call(self) -> None:
-        slow_copy(self.memory, self.drawn, self.early)
-        for _ in range(self.between):
-            pass_on()
-        topk, _, begin, end = LOCAL
-        msa_topk_select(self.scores, topk, self.extents, self.output, begin, end)
-
-    def count_wrong(self) -> None:
-        self.wrong += (self.output != self.source.expected()).any()
-
-
 @PRODUCERS
 @WAYS
 @BETWEEN
@@ -99,6 +64,44 @@ def test_scores_and_extents_written_just_before_are_the_ones_used(shape, early, 
     case = ProducedCall(shape, early, between)
     run = runner(way, case.call)
     for _ in range(50):
+        case.refill()
+        run()
+        case.count_wrong()
+    assert case.wrong.item() == 0
+
+
+class IndirectCall(ProducedCall):
+    """The same, but what comes right before the call is no kernel of its stream."""
+
+    def __init__(self, shape, early: bool, kind: str) -> None:
+        super().__init__(shape, early, between=0)
+        self.kind = kind
+        self.staged = torch.zeros_like(self.drawn)
+        self.side = torch.cuda.Stream()
+
+    def produce(self) -> None:
+        here = torch.cuda.current_stream()
+        if self.kind == "side stream":
+            self.side.wait_stream(here)
+            with torch.cuda.stream(self.side):
+                slow_copy(self.memory, self.drawn, self.early)
+            here.wait_stream(self.side)
+            return
+        slow_copy(self.staged, self.drawn, self.early)
+        self.memory.copy_(self.staged)
+        if self.kind == "memset":
+            self.output.zero_()
+
+
+@PRODUCERS
+@WAYS
+@EARLY
+@pytest.mark.parametrize("kind", ["memcpy", "memset", "side stream"])
+def test_what_comes_before_need_not_be_a_kernel_of_the_stream(kind, early, way):
+    """A graph has no programmatic edge there, and must have an ordinary one."""
+    case = IndirectCall((4, 520, 64), early, kind)
+    run = runner(way, case.call)
+    for _ in range(20):
         case.refill()
         run()
         case.count_wrong()
