@@ -104,6 +104,12 @@ struct Row {
   }
 
   FLASHINFER_MSA_DEVICE bool has(int block) const { return block >= begin && block < end; }
+
+  // What belongs in a slot after the `chosen` of the middle: a block forced at the end, then -1.
+  FLASHINFER_MSA_DEVICE int32_t after_chosen(int slot, int chosen) const {
+    const int block = end + slot - begin - chosen;
+    return block < extent ? block : -1;
+  }
 };
 
 // Writes a row's answer: its forced blocks, the chosen of its middle between them, then -1.
@@ -120,10 +126,7 @@ struct RowWriter {
   FLASHINFER_MSA_DEVICE void frame(const Row<Policy>& row, int chosen, int lane, int lanes) const {
     for (int slot = lane; slot < topk; slot += lanes) {
       if (slot < row.begin) output[slot] = slot;
-      if (slot >= row.begin + chosen) {
-        const int block = row.end + slot - row.begin - chosen;
-        output[slot] = block < row.extent ? block : -1;
-      }
+      if (slot >= row.begin + chosen) output[slot] = row.after_chosen(slot, chosen);
     }
   }
 };

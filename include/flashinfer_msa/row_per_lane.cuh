@@ -253,8 +253,7 @@ struct RowPerLane {
     if (w == 0) {  // the forced blocks, and -1 where there is nothing
       for (int i = 0; i < row.begin; ++i) smem.answer[l][i] = i;
       for (int i = row.begin + chosen; i < Policy::topk(params); ++i) {
-        const int block = row.end + i - row.begin - chosen;
-        smem.answer[l][i] = block < row.extent ? block : -1;
+        smem.answer[l][i] = row.after_chosen(i, chosen);
       }
     }
   }

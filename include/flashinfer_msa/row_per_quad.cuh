@@ -147,8 +147,7 @@ struct RowPerQuad {
       const int slot = i + Quads::member();
       if (slot < row.begin) answer[slot] = slot;
       if (slot >= row.begin + chosen && slot < Policy::topk(params)) {
-        const int block = row.end + slot - row.begin - chosen;
-        answer[slot] = block < row.extent ? block : -1;
+        answer[slot] = row.after_chosen(slot, chosen);
       }
     }
   }

@@ -60,7 +60,7 @@ struct RowsPerBlock {
     const int first_token = block_x() * kRows;
     const int last = params.tokens - 1;
     const int token = first_token + Group::row() < last ? first_token + Group::row() : last;
-    const int first = warp() * kStretch + Group::member() * kItems;  // block, of a chunk
+    const int first = warp_index() * kStretch + Group::member() * kItems;  // block, of a chunk
     const Score* next = RowScores<Policy>(params, head, token).of(first);
     wait_for_producer(next);
 
@@ -100,8 +100,6 @@ struct RowsPerBlock {
   }
 
  private:
-  static FLASHINFER_MSA_DEVICE int warp() { return warp_index(); }
-
   // Row `r`, of which lane `r` is a member.
   static FLASHINFER_MSA_DEVICE Row<Policy> row_of(const Row<Policy>& mine, int r) {
     return {warp_shuffle(mine.extent, r), warp_shuffle(mine.begin, r), warp_shuffle(mine.end, r)};
@@ -111,10 +109,10 @@ struct RowsPerBlock {
   template <class Visit>
   static FLASHINFER_MSA_DEVICE void for_each_row(const Visit& visit) {
     if constexpr (kWarps >= kRows) {
-      if (warp() < kRows) visit(warp());
+      if (warp_index() < kRows) visit(warp_index());
     } else {
       FLASHINFER_MSA_UNROLL_BY(1)
-      for (int r = warp(); r < kRows; r += kWarps) visit(r);
+      for (int r = warp_index(); r < kRows; r += kWarps) visit(r);
     }
   }
 
@@ -125,7 +123,7 @@ struct RowsPerBlock {
       float best = score[g];
       FLASHINFER_MSA_UNROLL
       for (int i = g + kLeaders; i < kItems; i += kLeaders) best = larger_or_nan(best, score[i]);
-      smem.leader[warp()][g * kLine + lane_index()] = nan_as_infinity(best);
+      smem.leader[warp_index()][g * kLine + lane_index()] = nan_as_infinity(best);
     }
     sync_block();
     for_each_row([&](int r) {
@@ -168,11 +166,11 @@ struct RowsPerBlock {
   FLASHINFER_MSA_DEVICE int append(const float (&score)[kItems], int first, int part, float passing,
                                    int& total) {
     const int count = Group::count(score, passing);
-    int passes = warp() >= part ? count : 0;
+    int passes = warp_index() >= part ? count : 0;
     int all = 0, next = kWarps;
     int before = count_before(passes, smem.count[0], all);
     if (FLASHINFER_MSA_UNLIKELY(warp_any(total + all > kCapacity))) {
-      passes = warp() == part ? passes : 0;
+      passes = warp_index() == part ? passes : 0;
       before = count_before(passes, smem.count[1], all);
       next = part + 1;
     }
@@ -190,13 +188,13 @@ struct RowsPerBlock {
   static FLASHINFER_MSA_DEVICE int count_before(int mine, int32_t (&count)[kWarps][kRows],
                                                 int& all) {
     int before = Group::sum_before(mine, all);
-    if (Group::member() == 0) count[warp()][Group::row()] = all;
+    if (Group::member() == 0) count[warp_index()][Group::row()] = all;
     sync_block();
     all = 0;
     FLASHINFER_MSA_UNROLL
     for (int w = 0; w < kWarps; ++w) {
       const int theirs = count[w][Group::row()];
-      before += w < warp() ? theirs : 0;
+      before += w < warp_index() ? theirs : 0;
       all += theirs;
     }
     return before;

@@ -17,7 +17,7 @@ struct CandidateList {
   static constexpr int kCapacity = kCapacityT;
   static constexpr int kPerLane = groups_per_lane(kTopK);
   static constexpr bool kFitsLanes = kTopK <= kWarpSize;
-  static_assert(kCapacity >= kWarpSize, "few() reads a score for each lane");
+  static_assert(kCapacity >= kWarpSize, "is_chosen() reads a score for each lane");
 
   alignas(16) float score[kCapacity];
   alignas(16) float leader[kPerLane * kWarpSize];
