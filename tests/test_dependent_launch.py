@@ -55,19 +55,23 @@ def runner(way: str, function):
     return graph.replay
 
 
+def assert_always_right(case: ProducedCall, way: str, times: int) -> None:
+    """Run a call so many times, each with other scores and extents."""
+    run = runner(way, case.call)
+    for _ in range(times):
+        case.refill()
+        run()
+        case.count_wrong()
+    assert case.wrong.item() == 0
+
+
 @PRODUCERS
 @WAYS
 @BETWEEN
 @EARLY
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_scores_and_extents_written_just_before_are_the_ones_used(shape, early, between, way):
-    case = ProducedCall(shape, early, between)
-    run = runner(way, case.call)
-    for _ in range(50):
-        case.refill()
-        run()
-        case.count_wrong()
-    assert case.wrong.item() == 0
+    assert_always_right(ProducedCall(shape, early, between), way, 50)
 
 
 class IndirectCall(ProducedCall):
@@ -99,13 +103,7 @@ class IndirectCall(ProducedCall):
 @pytest.mark.parametrize("kind", ["memcpy", "memset", "side stream"])
 def test_what_comes_before_need_not_be_a_kernel_of_the_stream(kind, early, way):
     """A graph has no programmatic edge there, and must have an ordinary one."""
-    case = IndirectCall((4, 520, 64), early, kind)
-    run = runner(way, case.call)
-    for _ in range(20):
-        case.refill()
-        run()
-        case.count_wrong()
-    assert case.wrong.item() == 0
+    assert_always_right(IndirectCall((4, 520, 64), early, kind), way, 20)
 
 
 @PRODUCERS
