@@ -45,7 +45,7 @@ def msa_topk_select(
         ``force_begin_blocks + force_end_blocks``), or an int32 tensor of shape
         ``(total_qo_len,)`` on the same device with each token's own causal extent, clamped to
         ``0 .. max_k_tiles`` by the kernel. ``None`` means ``max_k_tiles``. Scores at or past the
-        extent are never looked at, whatever they hold.
+        extent have no effect, whatever they hold.
     output : torch.Tensor, optional
         Contiguous int32 ``(total_qo_len, num_qo_heads, topk)``, written in place and returned.
         Allocated when None.
