@@ -108,17 +108,30 @@ FLASHINFER_MSA_DEVICE void wait_for_producer(const void* address) {
 #endif
 }
 
-// Scores widen to float exactly; they are read once and never written by the kernels.
-FLASHINFER_MSA_DEVICE float load_score(const float* p) { return __ldg(p); }
-FLASHINFER_MSA_DEVICE float load_score(const __half* p) { return __half2float(__ldg(p)); }
+// Scores widen to float exactly; they are read once and never written by the kernels. The
+// second-level cache fetches whole lines: other rows want the rest of them.
+FLASHINFER_MSA_DEVICE float load_score(const float* p) {
+  float score;
+  asm("ld.global.nc.L2::128B.f32 %0, [%1];" : "=f"(score) : "l"(p));
+  return score;
+}
+FLASHINFER_MSA_DEVICE uint16_t load_half(const void* p) {
+  uint16_t bits;
+  asm("ld.global.nc.L2::128B.u16 %0, [%1];" : "=h"(bits) : "l"(p));
+  return bits;
+}
+FLASHINFER_MSA_DEVICE float load_score(const __half* p) {
+  return __half2float(__ushort_as_half(load_half(p)));
+}
 FLASHINFER_MSA_DEVICE float load_score(const __nv_bfloat16* p) {
-  return __bfloat162float(__ldg(p));
+  return __bfloat162float(__ushort_as_bfloat16(load_half(p)));
 }
 
 // The same, or -inf. The address is worked out in any case, which is cheaper than not to.
 FLASHINFER_MSA_DEVICE float load_score_if(bool exists, const float* p) {
   float score;
-  asm("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0xff800000; @p ld.global.nc.f32 %0, [%2]; "
+  asm("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0xff800000; @p ld.global.nc.L2::128B.f32 "
+      "%0, [%2]; "
       "}"
       : "=f"(score)
       : "r"(int{exists}), "l"(p));
@@ -141,7 +154,8 @@ template <int kBytes>
 FLASHINFER_MSA_DEVICE void copy_async(void* to, const void* from) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from)
+                 : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
   }
