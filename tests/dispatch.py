@@ -18,18 +18,20 @@ SOME_ROWS = tuple(
     f"RowsPerBlock {size}" for size in ("Small", "Medium", "MediumMany", "Large", "LongMany")
 )
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
-MANY_ROWS = (
-    "RowPerQuad", "RowPerLane Lean S", "RowPerLane Wide S", "RowPerLane Lean P", "RowPerLane Wide P"
-)  # fmt: skip
+MANY_ROWS = ("RowPerQuad", *(
+    f"RowPerLane {size} {order}" for order in "SP" for size in ("Lean", "Wide", "Wider")
+))  # fmt: skip
 WIDEST_MANY_ROWS = 32  # topk
+NARROW = 16  # the most for which Wider is not Wide
 
 # The first number on the far side of every bound. Of blocks: 129, 513, 2,049 and 8,193 are more
 # than the registers of a kernel for few rows hold, or the first that have another bound of rows;
-# RowPerQuad ends before 257, and RowPerLane is Lean up to 128 and from 1,536.
-BLOCK_BOUNDS = (129, 257, 513, 1536, 2049, 8193)
-ROW_BOUNDS = (128, 512, 2048, 4096, 8192)
+# RowPerQuad ends before 193, or 129.
+BLOCK_BOUNDS = (129, 193, 513, 2049, 8193)
+WARP_BOUNDS = (265, 400, 800)  # of 32 rows of a head; then RowPerLane is Wide, Lean; a quad is not
+FIRST_ROWS = tuple(32 * (warps - 1) + 1 for warps in WARP_BOUNDS)  # of one head, that take so many
+ROW_BOUNDS = (128, 512, 2048, 4096, 5120, FIRST_ROWS[0])
 TOKEN_BOUND = 4  # from which tokens share a thread block
-WARP_BOUND = 800  # of 32 rows of a head, from which RowPerLane is Lean
 
 
 def kernel_of(topk: int, shape: Shape, layout: str = "s_contiguous") -> str:
@@ -43,14 +45,16 @@ def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) ->
     rows = heads * tokens
     together = strides[2] == 1  # the tokens
     steps_far = strides[1] > 2**31 - 1
+    warps = heads * -(-tokens // 32)
     bound = 4096
     if together and not steps_far:
-        bound = 2048 if blocks <= 128 else 8192 if blocks <= 512 else 4096
+        bound = 2048 if blocks <= 128 else 5120 if blocks <= 512 else 4096
     if topk <= WIDEST_MANY_ROWS and rows >= bound:
-        if together and blocks <= 256 and not steps_far:
+        if together and blocks <= (192 if warps < WARP_BOUNDS[2] else 128) and not steps_far:
             return "RowPerQuad"
-        is_lean = heads * -(-tokens // 32) >= WARP_BOUND and (blocks <= 128 or blocks >= 1536)
-        return f"RowPerLane {'Lean' if is_lean else 'Wide'} {'S' if together else 'P'}"
+        widest = "Wider" if topk <= NARROW else "Wide"
+        size = "Lean" if warps >= WARP_BOUNDS[1] else "Wide" if warps >= WARP_BOUNDS[0] else widest
+        return f"RowPerLane {size} {'S' if together else 'P'}"
     if together and tokens >= TOKEN_BOUND and not steps_far and blocks > 128:
         if blocks <= 512 and rows >= 512:
             return "RowsPerBlock Small"
@@ -65,7 +69,8 @@ def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) ->
 
 def kernels(topk: int) -> tuple[str, ...]:
     """Return all kernels of a build."""
-    return ONE_ROW + SOME_ROWS + (MANY_ROWS if topk <= WIDEST_MANY_ROWS else ())
+    many = [kernel for kernel in MANY_ROWS if topk <= NARROW or "Wider" not in kernel]
+    return (*ONE_ROW, *SOME_ROWS, *(many if topk <= WIDEST_MANY_ROWS else ()))
 
 
 def family_of(kernel: str) -> str:
@@ -116,9 +121,11 @@ def shapes_round_few_tokens(topk: int) -> Iterator[Shape]:
 
 
 def shapes_round_many_warps() -> Iterator[Shape]:
-    """Yield shapes round the bound from which RowPerLane is Lean; in 32 tokens a warp."""
-    for blocks in (127, 128, 129, 130, 1534, 1535, 1536, 1537):
-        yield from ((heads, blocks, 6) for heads in around(WARP_BOUND))
-        yield from ((WARP_BOUND // 2, blocks, tokens) for tokens in (32, 33))
-        if blocks < 200:
-            yield from ((1, blocks, 32 * (WARP_BOUND - 1) + more) for more in (0, 1))
+    """Yield shapes round the bounds of warps that RowPerLane or RowPerQuad would take."""
+    for bound, first in zip(WARP_BOUNDS, FIRST_ROWS, strict=True):
+        for blocks in (128, 129, 192, 193) if bound == WARP_BOUNDS[2] else (100, 128, 193, 700):
+            enough = -(-5200 // bound)  # tokens, for RowPerLane to be asked
+            yield from ((heads, blocks, enough) for heads in around(bound))
+            yield from (((bound + 1) // 2, blocks, tokens) for tokens in (32, 33))
+            if blocks < 200:
+                yield from ((1, blocks, tokens) for tokens in (first - 1, first))

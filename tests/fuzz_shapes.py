@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from dispatch import BLOCK_BOUNDS, ROW_BOUNDS, WARP_BOUND, Shape
+from dispatch import BLOCK_BOUNDS, ROW_BOUNDS, WARP_BOUNDS, Shape
 
 # Cases of rows, and half of them of blocks too, about where another kernel takes over.
 CROWDED = 0.25
@@ -32,13 +32,14 @@ def random_shape(rng: random.Random, max_scores: int) -> Shape:
 def crowded_shape(rng: random.Random, max_scores: int) -> Shape:
     """Draw rows about a bound, and as many blocks as the limit leaves."""
     if rng.random() < 0.03:  # long rows of as many warps, the rarest of all
-        heads, blocks = WARP_BOUND + rng.randint(20, 40), 1536 + rng.randint(-9, 9)
+        heads, blocks = WARP_BOUNDS[2] + rng.randint(20, 40), 1536 + rng.randint(-9, 9)
         return heads, min(blocks, max_scores // (5 * heads)), 5
     rows = rng.choice(ROW_BOUNDS)
     rows += rng.choice([rng.randint(-9, 9), skewed(rng, 0, rows)])
     if rng.random() < FEW_TOKENS:
         tokens = rng.randint(3, 6)
-        heads = max(-(-rows // tokens), rng.choice([1, WARP_BOUND + rng.randint(-1, 9)]))
+        warps = rng.choice(WARP_BOUNDS) + rng.randint(-1, 9)
+        heads = max(-(-rows // tokens), rng.choice([1, warps]))
     else:
         heads = rng.randint(1, 9)
         tokens = -(-rows // heads)

@@ -9,8 +9,9 @@ from scores import KINDS, LOCAL, MIXTURE, SHARED_SPECS, draw, draw_extent, gener
 from flashinfer_msa.msa_ops import msa_topk_select
 
 KINDS_OF_ROWS = len(KINDS)  # one row of each kind
-# Some rows, a quad of lanes a row, a lane a row, long rows, a row a thread block.
-SHAPES = [(2, 1024, 512), (4, 128, 3000), (2, 1030, 2100), (1, 20_000, 8), (4, 4096, 1)]
+# Some rows, in slices too, a quad of lanes a row, a lane a row, a row a thread block, long ones.
+SHAPES = [(2, 1024, 512), (1, 2100, 520), (4, 128, 3000), (2, 1030, 2100), (4, 4096, 1)]
+SHAPES += [(1, 20_000, 8)]
 
 
 @pytest.mark.parametrize("spec", SHARED_SPECS, ids=str)

@@ -13,7 +13,10 @@ import test_determinism
 import test_streams_devices
 from dispatch import (
     BLOCK_BOUNDS,
+    FIRST_ROWS,
+    NARROW,
     ROW_BOUNDS,
+    WIDEST_MANY_ROWS,
     Shape,
     family_of,
     kernel_of,
@@ -83,7 +86,7 @@ def everywhere(topk: int) -> Iterable[tuple[Shape, Strides]]:
         yield from ((shape, layout(*shape)) for shape in shapes)
     for stride in (2**31 - 1, 2**31, 2**40):
         for blocks in (100, 200, 600, 9000):
-            for tokens in (1, 200, 600, 2500, 5000, 9000):
+            for tokens in (1, 200, 600, 2500, 5000, 9000, 13_000):
                 yield (1, blocks, tokens), (1, stride, 1)
 
 
@@ -111,12 +114,12 @@ def test_no_bound_is_missing_from_the_list(spec, layout):
         pairs = zip(shapes, names, names[1:], strict=False)
         return {shape for shape, before, after in pairs if before != after}
 
-    for tokens in (1, 4, 128, 600, 2500, 5000, 9000, 25_600):
+    for tokens in (1, 4, 128, 300, 600, 2500, 5000, 6000, 9000, 13_000, 25_600):
         found = bounds([(1, blocks, tokens) for blocks in range(2, 9000)])
         assert {blocks + 1 for _, blocks, _ in found} <= set(BLOCK_BOUNDS)
     for blocks in (2, *BLOCK_BOUNDS):
-        found = bounds([(1, blocks, tokens) for tokens in range(4, 9000)])
-        assert {tokens + 1 for _, _, tokens in found} <= set(ROW_BOUNDS)
+        found = bounds([(1, blocks, tokens) for tokens in range(4, 26_000)])
+        assert {tokens + 1 for _, _, tokens in found} <= {*ROW_BOUNDS, *FIRST_ROWS}
 
 
 @pytest.mark.parametrize("topk", [16, 32, 33, 64])
@@ -134,9 +137,13 @@ def test_the_sweep_meets_every_kernel_and_both_sides_of_every_bound(topk):
                     crossed.add(blocks)
                 if heads == 1 and here.get((1, blocks, tokens - 1), kernel) != kernel:
                     crossed.add(f"{tokens} rows")
-    many = {257, 1536, "2048 rows", "4096 rows", "8192 rows", "25569 rows"}
-    every = {*BLOCK_BOUNDS, *(f"{rows} rows" for rows in ROW_BOUNDS), "25569 rows"}
-    assert crossed == (every if topk <= 32 else every - many)
+    every = {*BLOCK_BOUNDS, *(f"{rows} rows" for rows in (*ROW_BOUNDS, *FIRST_ROWS))}
+    if topk > NARROW:
+        every.remove(f"{FIRST_ROWS[0]} rows")
+    if topk > WIDEST_MANY_ROWS:
+        many = (2048, 4096, 5120, *FIRST_ROWS[1:])
+        every -= {193, *(f"{rows} rows" for rows in many)}
+    assert crossed == every
     assert met == set(kernels(topk))
 
 
@@ -168,7 +175,7 @@ def test_the_bench_times_both_sides_of_every_bound(monkeypatch):
     from bench_lib.cases import bounds, neighbours, recorded
 
     full = {*recorded(), *neighbours()}
-    assert len(full) < 200
+    assert len(full) < 210
     timed: dict[tuple[str, Shape], str] = {}
     for case in bounds():
         shape = (case.heads, case.blocks, case.tokens)

@@ -53,15 +53,19 @@ PLATEAUS = (1, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129
             255, 256, 257, 319, 320, 321, 383, 384, 385)  # fmt: skip
 PLATEAU_SHAPES = (
     ("few", 128), ("few", 512), ("few", 1000), ("some", 512), ("some", 700), ("some_many", 700),
-    ("some", 2200), ("some_many", 2200), ("many", 250), ("lean", 300), ("wide", 300),
+    ("some", 2200), ("some_many", 2200), ("many", 180), ("lean", 300), ("wide", 300),
+    ("wider", 300),
 )  # fmt: skip
 # (heads, blocks, tokens) at which the dispatch changes its mind, and tokens that lie together:
 DISPATCH = (
-    (1, 512, 512), (1, 512, 511), (1, 513, 128), (1, 513, 127), (42, 600, 3), (1, 600, 512),
+    (1, 512, 512), (1, 512, 511), (1, 512, 255), (1, 257, 256), (1, 256, 256), (1, 513, 128),
+    (1, 513, 127), (42, 600, 3), (1, 600, 512),
     (2, 2049, 64), (1, 2049, 512), (1, 8193, 128), (1, 8193, 5), (1, 128, 2047), (1, 128, 2048),
 )  # fmt: skip
 # Of the first spec alone; all but the first blocks are past the extent, to save time.
-DISPATCH_MANY = ((1, 129, 8191), (1, 256, 8192), (1, 257, 8192), (1, 513, 4096), (820, 1536, 5))
+DISPATCH_MANY = (
+    (1, 193, 5119), (1, 192, 5120), (1, 193, 5120), (1, 513, 4096), (266, 193, 20), (400, 193, 13),
+)  # fmt: skip
 
 
 LAYOUT_PAIR = ("s_contiguous", "p_contiguous")
@@ -130,7 +134,7 @@ def many_calls(spec: TopKSelectSpec) -> list[Call]:
         for number, blocks in enumerate(MANY_BLOCKS)
     ]
     calls = [make_call(spec, 1000 + i, shape, "many") for i, shape in share(spec, shapes)]
-    lanes = itertools.product(("many", "lean", "wide"), LANE_BLOCKS)
+    lanes = itertools.product(("many", "lean", "wide", "wider"), LANE_BLOCKS)
     for i, (family, blocks) in share(spec, lanes):
         calls += [make_call(spec, 1500 + i, (2, blocks, MIXED), family)]
     # Lines of memory that are aligned, and a block more or fewer than whole tiles of them.
@@ -138,7 +142,7 @@ def many_calls(spec: TopKSelectSpec) -> list[Call]:
         call = make_call(spec, 2000 + blocks, (1, blocks, 37), "many")
         layout = layout if blocks == 96 else layout.replace("contiguous", "padded")
         calls.append(replace(call, layout=layout, offset=0))
-    return [*calls, *plateau_calls(spec, ("many", "lean", "wide"))]
+    return [*calls, *plateau_calls(spec, ("many", "lean", "wide", "wider"))]
 
 
 def plateau_calls(spec: TopKSelectSpec, families) -> Iterator[Call]:
@@ -166,7 +170,7 @@ def dispatch_calls(spec: TopKSelectSpec) -> Iterator[Call]:
     calls += [(shape, "s_contiguous") for shape in DISPATCH]
     if has_many_rows(spec):
         calls += [((2, 20, 2048), "p_contiguous"), ((1, 20, 4095), "p_padded")]
-        calls += [((820, 20, 5), "p_contiguous")]
+        calls += [((820, 20, 5), "p_contiguous"), ((266, 20, 17), "p_contiguous")]
     for number, (shape, layout) in enumerate(calls):
         call = make_call(spec, 3000 + number, shape, "dispatch")
         yield replace(call, layout=layout, offset=0 if number % 3 else call.offset)

@@ -7,6 +7,7 @@ whatever the schedule. The other faults are the usual slips (emulator/mutations.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -31,9 +32,9 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16}
 FORCED = ((1, 2), (0, 0), (0, 1), (3, 2))
 SHAPES = {
     "few": ((2, 9, 3), (1, 70, 11), (2, 300, 3), (1, 1030, 2), (1, 4000, 1), (1, 20_000, 1)),
-    "quad": ((2, 9, 33), (1, 70, 11), (1, 200, 9), (1, 256, 11)),
+    "quad": ((2, 9, 33), (1, 70, 11), (1, 180, 9), (1, 192, 11)),
     "some": ((2, 300, 9), (1, 700, 9), (1, 2100, 6)),
-    "some_many": ((2, 600, 9), (1, 4200, 9)),
+    "some_many": ((2, 600, 9), (1, 2300, 9), (1, 2112, 8)),
     "many": ((2, 9, 33), (2, 70, 40), (1, 200, 11), (1, 300, 33), (1, 1100, 32)),
     "lean": ((1, 300, 33), (1, 700, 33)),
 }
@@ -90,12 +91,22 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         rows = torch.full((len(plateaus),), blocks).int() if spec.extent == "token" else None
         for values in ((order < plateaus).to(dtype), (order < plateaus) * (order % 7 + 1.0)):
             yield Call(values.to(dtype), extent=rows, family=family, **forced)
-    for blocks, last in ((600, 128), (600, 129)):  # rows as short as one warp takes, and longer
+    for blocks, last in itertools.product((600, 2100), (128, 129)):  # as short as one warp takes
         values = draw("ascending", (1, blocks, 11), dtype)
         if spec.extent == "token":
             rows = torch.full((11,), last + 2).int()
-            yield Call(values, extent=rows, family="some", **forced)
-            yield Call(values, extent=rows, family="few", **forced)
+            for family in ("some", "few") if blocks == 600 else ("some_many",):
+                yield Call(values, extent=rows, family=family, **forced)
+    # All equal to the best there is, and few of them wanted; nothing but what is forced.
+    values = torch.full((1, 70, 33), torch.inf, dtype=dtype)
+    rows = torch.full((33,), 70).int() if spec.extent == "token" else None
+    yield Call(values, spec.topk, rows, 6, 5, family="lean" if spec.topk <= 32 else "few")
+    if spec.extent == "token":
+        yield Call(-values[:, :, :9], spec.topk, torch.arange(9).int(), 3, 2, family="few")
+    # One block fewer than whole tiles, of whole lines.
+    values = draw("normal", (1, 2111, 8), dtype)
+    rows = torch.full((8,), 2111).int() if spec.extent == "token" else None
+    yield Call(values, extent=rows, layout="s_contiguous", family="some_many", **forced)
     # Lists a little too long, of rows that no longer one joins.
     overfull = [("some", 512, 260), ("some_many", 700, 260), ("some", 700, 324), ("many", 250, 100)]
     for family, blocks, size in overfull[: 4 if spec.topk <= 32 else 0]:

@@ -14,6 +14,14 @@ FLASHINFER_MSA_DEVICE uint32_t bit_if(bool is_set, int place) {
   return (is_set ? 1u : 0u) << place;
 }
 
+// Bits [begin, end) of 32, counted from the highest; a range may reach beyond them.
+FLASHINFER_MSA_DEVICE uint32_t bits_from(int begin) {
+  return begin <= 0 ? ~0u : begin >= 32 ? 0u : ~0u >> begin;
+}
+FLASHINFER_MSA_DEVICE uint32_t bits_between(int begin, int end) {
+  return bits_from(begin) & ~bits_from(end);
+}
+
 struct Params {
   // What not every GPU can do, nor every build for it; found before the first launch.
   enum Feature : int32_t {
@@ -94,13 +102,20 @@ struct Row {
 
   FLASHINFER_MSA_DEVICE Row(int extent, int begin, int end)
       : extent(extent), begin(begin), end(end) {}
-  FLASHINFER_MSA_DEVICE Row(const Params& p, int token) {
-    const int limit = Policy::kExtentPerToken ? p.extents[token] : p.extent;
+  FLASHINFER_MSA_DEVICE Row(const Params& p, int token) : Row(of_limit(p, limit(p, token))) {}
+  // In two steps, so that other loads can start between: what the call says of a token's extent...
+  static FLASHINFER_MSA_DEVICE int limit(const Params& p, int token) {
+    return Policy::kExtentPerToken ? p.extents[token] : p.extent;
+  }
+  // ... and what follows from it.
+  static FLASHINFER_MSA_DEVICE Row of_limit(const Params& p, int limit) {
+    int extent, begin, end;
     extent = limit < 0 ? 0 : limit < p.blocks ? limit : p.blocks;
     begin = Policy::kForceBegin == 0 || Policy::force_begin(p) < extent ? Policy::force_begin(p)
                                                                         : extent;
     const int rest = extent - begin;
     end = Policy::force_end(p) < rest ? extent - Policy::force_end(p) : begin;
+    return {extent, begin, end};
   }
 
   FLASHINFER_MSA_DEVICE bool has(int block) const { return block >= begin && block < end; }

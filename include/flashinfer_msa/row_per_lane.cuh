@@ -10,10 +10,11 @@
 //     that fills up before is cut back to its own best blocks. So no input overflows it.
 //  3. The warps' lists, sorted and merged, give the exact threshold. Every warp counts its blocks
 //     above and at it, and writes them at their final places: ascending ids without a sort.
-// (Longer than a header should be: the steps share the lane's list and the warps' thresholds.)
+// One warp alone for 32 rows does the least work, and needs no other.
 #pragma once
 
 #include "lane_list.cuh"
+#include "lane_merge.cuh"
 #include "slice.cuh"
 #include "tile_ring.cuh"
 
@@ -28,6 +29,7 @@ struct RowPerLane {
   static constexpr int kTiles = kTilesT;                        // of a warp's ring
   static constexpr int kWidth = Policy::kTopK <= 16 ? 16 : 32;  // of the sorting networks
   static constexpr int kGroups = kWarps == 1 ? kTileBlocks : kWidth;
+  static constexpr int kAtOnce = 3;      // candidates of a tile that are listed at once
   static constexpr int kCheckpoint = 4;  // tiles of a slice before the first checkpoint
   static constexpr int kCheckpointGrowth = 8;
   static constexpr int kLongSlice = 16;  // tiles, so that reading one twice does not show
@@ -39,15 +41,17 @@ struct RowPerLane {
   using Slice = WarpSlice<kWarps>;
   using Ring = TileRing<Score, kBlocksTogether, kTiles>;
   using List = LaneList<2 * kWidth, kWidth>;
+  static_assert(kAtOnce <= List::kStep, "room for so many is made");
+  // Tiles that are copied before the extents are known, which where slices end depends on.
+  static constexpr int kAhead = kWarps == 1 ? 2 : 0;
+  using Merge = LaneMerge<kWarps, kWidth>;
   struct Storage {
-    TileRingStorage<Score, kTiles> ring[kWarps];
-    LaneListStorage<List::kCapacity> list[kWarps];
     union {
-      float sorted[kWarps > 1 ? kWarps / 2 : 1][kWidth][kWarpSize];
+      TileRingStorage<Score, kTiles> ring[kWarps];
       int32_t answer[kWarpSize][Policy::kTopK + 1];  // one column of padding: no bank conflicts
     };
-    float threshold[kWarpSize];
-    int32_t above[kWarps][kWarpSize], equal[kWarps][kWarpSize];
+    typename List::Storage list[kWarps];
+    typename Merge::Storage merge[kWarps > 1];
   };
 
   const Params& params;
@@ -62,21 +66,29 @@ struct RowPerLane {
     const int token = first_token + lane_index();
     const int head = params.first_head + block_y();
     wait_for_producer(params.scores);
-    const Row<Policy> row(params, token < params.tokens ? token : params.tokens - 1);
+    const int limit = Row<Policy>::limit(params, token < params.tokens ? token : params.tokens - 1);
+    Ring ring(smem.ring[warp_index()], params, head, first_token);
+    FLASHINFER_MSA_UNROLL_BY(1)
+    for (int t = 0; t < kAhead; ++t) {
+      if (t * kTileBlocks < params.blocks) ring.copy_next(t);
+      commit_copies();
+    }
+    const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
     const Slice slice(row, wanted);
-    Ring ring(smem.ring[warp_index()], params, head, first_token, slice.first, slice.last);
+    if (kWarps > 1) ring.skip(slice.first / kTileBlocks);
     List list(smem.list[warp_index()]);
 
     // Of a long slice the last tile is looked at first too: where scores rise all along, nearly all
     // would pass a threshold of the first.
     const bool with_end = slice.tiles >= kLongSlice;
-    for (int t = 0; t < kTiles; ++t) {
+    FLASHINFER_MSA_UNROLL_BY(1)
+    for (int t = kAhead; t < kTiles; ++t) {
       if (with_end && t == kTiles - 1) ring.skip(slice.tiles - kTiles);
       if (t < slice.tiles) ring.copy_next(t);
       commit_copies();
     }
-    list.passing = next_below(first_threshold(ring, slice, with_end, wanted));
+    list.raise_to(first_threshold(ring, slice, with_end, wanted));
     if (with_end) {  // it makes room for the tile whose place it took
       ring.skip(kTiles - 1 - slice.tiles);
       sync_warp();
@@ -89,7 +101,7 @@ struct RowPerLane {
         wait_copies<kTiles - 1>();
         sync_warp();
       }
-      push(ring, list, place, slice.first + t * kTileBlocks, slice.inside(t), wanted);
+      push(ring, list, place, t * kTileBlocks, slice.inside(t), wanted);
       sync_warp();
       if (t + kTiles < slice.tiles) ring.copy_next(place);
       commit_copies();
@@ -99,7 +111,7 @@ struct RowPerLane {
         checkpoint *= kCheckpointGrowth;
       }
     }
-    choose(row, list, wanted);
+    choose(row, list, slice.first, wanted);
     sync_block();
     write(head, first_token);
   }
@@ -112,9 +124,9 @@ struct RowPerLane {
     float leader[kGroups];
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kGroups; ++i) leader[i] = no_score();
-    wait_copies<0>();
-    sync_warp();
-    for (int t = 0; t < kTiles && t < slice.tiles; ++t) {
+    for (int t = 0; t < kTiles; ++t) {
+      wait_for_tile(t);
+      if (t >= slice.tiles) continue;
       const int tile = with_end && t == kTiles - 1 ? slice.tiles - 1 : t;
       lead(ring, t, slice.inside(tile), leader);
     }
@@ -132,12 +144,23 @@ struct RowPerLane {
     return merged_threshold(top, wanted);
   }
 
+  // Waits for one of the first tiles.
+  template <int kTile = 0>
+  static FLASHINFER_MSA_DEVICE void wait_for_tile(int t) {
+    if (t == kTile) {
+      wait_copies<kTiles - 1 - kTile>();
+      sync_warp();
+    } else if constexpr (kTile + 1 < kTiles) {
+      wait_for_tile<kTile + 1>(t);
+    }
+  }
+
   // Raises each group's leader to the best of its blocks in a tile.
   static FLASHINFER_MSA_DEVICE void lead(const Ring& ring, int place, uint32_t inside,
                                          float (&leader)[kGroups]) {
     if (warp_any(inside != ~0u)) {
       for_each_score(ring, place, [&](int block, float s) {
-        const float masked = inside >> block & 1 ? s : no_score();
+        const float masked = inside >> (kTileBlocks - 1 - block) & 1 ? s : no_score();
         leader[block % kGroups] = larger_or_nan(leader[block % kGroups], masked);
       });
     } else {
@@ -150,23 +173,27 @@ struct RowPerLane {
   // Lists the blocks of a tile that pass; NaN does, as +inf.
   static FLASHINFER_MSA_DEVICE void push(const Ring& ring, List& list, int place, int first,
                                          uint32_t inside, int wanted) {
-    uint32_t passes = 0;
+    uint32_t failing[2] = {};  // a bit a block, the first block's the highest; two short chains
     for_each_score(ring, place, [&](int block, float s) {
-      if (!(s <= list.passing)) passes |= 1u << block;
+      uint32_t& marks = failing[block / (kTileBlocks / 2)];
+      marks = mark_if_short(marks, s, list.least);
     });
-    passes &= inside;
-    while (true) {
-      const bool tight = warp_any(list.count() + count_bits(passes) > List::kCapacity);
-      if (tight) list.shrink(wanted);
-      const int most = warp_max(count_bits(passes));
-      for (int n = tight && most > kWidth ? kWidth : most; n > 0; --n) {
-        if (passes != 0) {
-          const int block = lowest_bit(passes);
-          list.append(nan_as_infinity(ring.score(place, block)), first + block);
-          passes &= passes - 1;
-        }
+    uint32_t passes = list.closed ? 0 : ~(failing[0] << kTileBlocks / 2 | failing[1]) & inside;
+    while (warp_any(passes != 0)) {
+      list.make_room(wanted);
+      bool is_one[kAtOnce];
+      int block[kAtOnce];
+      float s[kAtOnce];
+      FLASHINFER_MSA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        is_one[j] = passes != 0;
+        block[j] = leading_zeros(passes | 1);  // any block, where there is none
+        passes &= ~(0x80000000u >> block[j]);
       }
-      if (!tight || !warp_any(passes != 0)) return;
+      FLASHINFER_MSA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) s[j] = nan_as_infinity(ring.score(place, block[j]));
+      FLASHINFER_MSA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) list.append_if(is_one[j], s[j], first + block[j]);
     }
   }
 
@@ -189,84 +216,59 @@ struct RowPerLane {
     float top[kWidth];
     list.sort(top);
     const float threshold = merged_threshold(top, wanted);
-    list.cut(threshold, List::kCapacity);
-    list.passing = larger(list.passing, next_below(threshold));
+    list.keep_reaching(threshold);
+    list.raise_to(threshold);
   }
 
   // The `wanted`-th largest score over all warps' descending lists, for every warp's lane.
-  FLASHINFER_MSA_DEVICE float merged_threshold(float (&top)[kWidth], int wanted) {
-    if constexpr (kWarps == 1) return pick(top, wanted - 1);
-    const int w = warp_index(), l = lane_index();
-    FLASHINFER_MSA_UNROLL
-    for (int half = kWarps / 2; half >= 1; half /= 2) {
-      if (w >= half && w < 2 * half) {
-        FLASHINFER_MSA_UNROLL
-        for (int i = 0; i < kWidth; ++i) smem.sorted[w - half][i][l] = top[i];
-      }
-      sync_block();
-      if (w < half) merge_descending(top, [&](int i) { return smem.sorted[w][i][l]; });
-      if (half > 1) sync_block();
+  FLASHINFER_MSA_DEVICE float merged_threshold(const float (&top)[kWidth], int wanted) const {
+    if constexpr (kWarps == 1) {
+      return pick(top, wanted - 1);
+    } else {
+      return Merge{smem.merge[0]}.threshold(top, wanted);
     }
-    if (w == 0) smem.threshold[l] = pick(top, wanted - 1);
-    sync_block();
-    return smem.threshold[l];
   }
 
   // Puts the lane's share of the answer where it belongs, in `smem.answer`.
-  FLASHINFER_MSA_DEVICE void choose(const Row<Policy>& row, const List& list, int wanted) {
-    float top[kWidth];
-    list.sort(top);
-    const float threshold = merged_threshold(top, wanted);
-    const int w = warp_index(), l = lane_index();
-    int chosen = 0, ties = 0, before = 0;
+  FLASHINFER_MSA_DEVICE void choose(const Row<Policy>& row, const List& list, int first,
+                                    int wanted) {
+    float threshold;
+    typename Merge::Share share;
+    float best[kWidth];
     if constexpr (kWarps == 1) {
-      chosen = list.count() < wanted ? list.count() : wanted;
-      ties = List::ties_wanted(top, threshold, wanted);
+      threshold = list.find_threshold(wanted, best);
+      share = {0, List::ties_wanted(best, threshold, wanted),
+               list.count() < wanted ? list.count() : wanted};
     } else {
-      int above = 0, equal = 0;
-      for (int i = l; i < list.end; i += kWarpSize) {
-        above += list.storage.score[i] > threshold;
-        equal += list.storage.score[i] == threshold;
-      }
-      smem.above[w][l] = above;
-      smem.equal[w][l] = equal;
-      sync_block();
-      int above_before = 0, equal_before = 0, above_all = 0, equal_all = 0;
-      FLASHINFER_MSA_UNROLL
-      for (int i = 0; i < kWarps; ++i) {
-        if (i == w) above_before = above_all, equal_before = equal_all;
-        above_all += smem.above[i][l];
-        equal_all += smem.equal[i][l];
-      }
-      const int all_ties = wanted > above_all ? wanted - above_all : 0;
-      chosen = above_all + (equal_all < all_ties ? equal_all : all_ties);
-      ties = all_ties - equal_before;
-      before = above_before + (equal_before < all_ties ? equal_before : all_ties);
+      list.sort(best);
+      threshold = merged_threshold(best, wanted);
+      share = Merge{smem.merge[0]}.share(best, threshold, wanted);
     }
-    int slot = row.begin + before;
-    for (int i = l; i < list.end; i += kWarpSize) {
-      const float s = list.storage.score[i];
-      const bool tie = s == threshold && ties > 0;
-      if (s > threshold || tie) smem.answer[l][slot++] = list.storage.block[i];
-      ties -= tie;
-    }
-    if (w == 0) {  // the forced blocks, and -1 where there is nothing
-      for (int i = 0; i < row.begin; ++i) smem.answer[l][i] = i;
-      for (int i = row.begin + chosen; i < Policy::topk(params); ++i) {
-        smem.answer[l][i] = row.after_chosen(i, chosen);
+    int32_t (&answer)[Policy::kTopK + 1] = smem.answer[lane_index()];
+    int slot = row.begin + share.before;
+    list.visit_best(threshold, share.ties, [&](int block) { answer[slot++] = first + block; });
+    if (warp_index() == 0) {  // the forced blocks, and -1 where there is nothing
+      for (int i = 0; i < row.begin; ++i) answer[i] = i;
+      for (int i = row.begin + share.chosen; i < Policy::topk(params); ++i) {
+        answer[i] = row.after_chosen(i, share.chosen);
       }
     }
   }
 
   // Writes the rows: consecutive threads, consecutive slots.
   FLASHINFER_MSA_DEVICE void write(int head, int first_token) const {
+    constexpr int kRows = kThreads / kWidth;  // written at once
+    static_assert(kWarpSize % kRows == 0, "no row past the last");
     const int topk = Policy::topk(params);
     const int left = params.tokens - first_token;
     const int rows = left < kWarpSize ? left : kWarpSize;
-    int32_t* output = params.output + (int64_t{first_token} * params.heads + head) * topk;
+    const int slot = thread_index() % kWidth, row = thread_index() / kWidth;
     const int64_t row_stride = int64_t{params.heads} * topk;
-    for (int i = thread_index(); i < rows * topk; i += kThreads) {
-      output[i / topk * row_stride + i % topk] = smem.answer[i / topk][i % topk];
+    int32_t* to = params.output + (int64_t{first_token + row} * params.heads + head) * topk + slot;
+    if (slot >= topk) return;
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kWarpSize; i += kRows, to += kRows * row_stride) {
+      if (i + row < rows) *to = smem.answer[i + row][slot];
     }
   }
 };

@@ -30,4 +30,14 @@ FLASHINFER_MSA_DEVICE float next_below(float x) {
   return larger(x == 0.0f ? bits_float(0x80000001u) : below, no_score());
 }
 
+// The least score that a candidate must reach: to reach x, or to exceed it (+inf for +inf). Never
+// -inf or +0.0, so that `falls_short` may look at the sign of a difference.
+FLASHINFER_MSA_DEVICE float least_reaching(float x) {
+  return larger(x == 0.0f ? bits_float(0x80000000u) : x, least_score());
+}
+FLASHINFER_MSA_DEVICE float least_exceeding(float x) {
+  const float above = from_ordered_bits(ordered_bits(x) + 1);  // NaN for +inf
+  return smaller(x == 0.0f ? bits_float(0x00000001u) : above, infinity());
+}
+
 }  // namespace flashinfer_msa

@@ -25,12 +25,9 @@ struct WarpSlice {
     end = wanted > 0 ? row.end - first : begin;
   }
 
-  // Which blocks of tile `t` lie in the lane's middle, a bit each.
+  // Which blocks of tile `t` lie in the lane's middle, a bit each, the first block's the highest.
   FLASHINFER_MSA_DEVICE uint32_t inside(int t) const {
-    return bits_below(end - t * kTileBlocks) & ~bits_below(begin - t * kTileBlocks);
-  }
-  static FLASHINFER_MSA_DEVICE uint32_t bits_below(int n) {
-    return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1u;
+    return bits_between(begin - t * kTileBlocks, end - t * kTileBlocks);
   }
 };
 

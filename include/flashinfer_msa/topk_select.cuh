@@ -42,7 +42,7 @@ struct TopKSelect {
   // Rows from which a lane or a quad of lanes a row wins over a thread block or its share.
   static constexpr int64_t kManyRows = 4096;
   static constexpr int64_t kManyShortRows = 2048;   // up to kShort blocks, adjacent tokens
-  static constexpr int64_t kManyMiddleRows = 8192;  // from there to kMiddle blocks, likewise
+  static constexpr int64_t kManyMiddleRows = 5120;  // from there to kMiddle blocks, likewise
   static constexpr int kShort = 128, kMiddle = 512;
 
   // Readies the kernels on the current GPU, and answers bits of Params::Feature.

@@ -70,25 +70,28 @@ def bounds() -> list[Case]:
         64: (512, 2048, 8192),
         256: (128, 512, 2048),
         1024: (512,),
-        8192: (256, 1535),
+        2048: (192,),
+        8192: (128,),
     }
     rows = {  # blocks: the first tokens of 4 heads behind a bound
         128: (512,),
-        256: (128, 2048),
-        512: (128, 2048),
+        150: (6369,),  # of warps, as 3,169
+        256: (128, 1280),
+        512: (128, 1280),
         600: (32, 128),
-        2048: (32, 128, 1024, 6369),  # the last is of warps
+        2048: (32, 128, 1024, 3169),
         8192: (32, 128, 1024),
         9000: (32, 1024),
     }
-    for_p = {128: (1024, 6369), 512: (1024,), 2048: (1024, 6369)}  # where blocks lie together
+    for_p = {128: (1024, 3169), 512: (1024,), 2048: (1024, 3169)}  # where blocks lie together
     pairs = [(p + more, s) for s, ends in blocks.items() for p in ends for more in (0, 1)]
     pairs += [(p, s - less) for p, starts in rows.items() for s in starts for less in (1, 0)]
     cases = [Case("prefill" if s >= 512 else "decode", 4, p, s) for p, s in pairs]
-    ends = [(p + more, 8192) for p in (128, 1535) for more in (0, 1)]
-    ends += [(p + more, 64) for p in (128, 512, 2048, 8192) for more in (0, 1)]
+    ends = [(p + more, 64) for p in (128, 512, 2048, 8192) for more in (0, 1)]
     ends += [(p, s - less) for p, starts in for_p.items() for s in starts for less in (1, 0)]
-    return cases + [Case("prefill" if s >= 512 else "decode", 4, p, s, order="P") for p, s in ends]
+    cases += [Case("prefill" if s >= 512 else "decode", 4, p, s, order="P") for p, s in ends]
+    one_head = [Case("prefill", 1, 2048, tokens) for tokens in (8448, 8449)]  # of warps
+    return cases + [replace(case, order=order) for case in one_head for order in "SP"]
 
 
 def neighbours() -> list[Case]:

@@ -31,11 +31,13 @@ SMALLEST: dict[str, Shape] = {
     "RowsPerBlock MediumMany": (4, 700, 131),
     "RowsPerBlock Large": (4, 3000, 35),
     "RowsPerBlock LongMany": (4, 5000, 131),
-    "RowPerQuad": (64, 200, 131),
-    "RowPerLane Lean S": (25, 1600, 1016),
-    "RowPerLane Wide S": (4, 704, 1048),
+    "RowPerQuad": (64, 180, 131),
+    "RowPerLane Lean S": (25, 640, 1016),
+    "RowPerLane Wide S": (10, 704, 856),
+    "RowPerLane Wider S": (4, 704, 1048),
     "RowPerLane Lean P": (25, 104, 1021),
-    "RowPerLane Wide P": (4, 712, 1051),
+    "RowPerLane Wide P": (10, 712, 857),
+    "RowPerLane Wider P": (4, 712, 1051),
 }
 # As near to the bounds as can be, each head and token with scores of its own, and no alignment.
 NEAREST: dict[str, Shape] = {
@@ -50,10 +52,12 @@ NEAREST: dict[str, Shape] = {
     "RowsPerBlock Large": (33, 2049, 4),
     "RowsPerBlock LongMany": (33, 8193, 4),
     "RowPerQuad": (103, 33, 21),
-    "RowPerLane Lean S": (820, 1536, 5),
-    "RowPerLane Wide S": (1, 513, 4097),
+    "RowPerLane Lean S": (820, 193, 7),
+    "RowPerLane Wide S": (266, 193, 20),
+    "RowPerLane Wider S": (1, 513, 4097),
     "RowPerLane Lean P": (820, 41, 5),
-    "RowPerLane Wide P": (3, 129, 1366),
+    "RowPerLane Wide P": (266, 129, 17),
+    "RowPerLane Wider P": (3, 129, 1366),
 }
 
 

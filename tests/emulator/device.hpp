@@ -171,7 +171,7 @@ inline float warp_exchange(float x, int bits, emulator::Site site = emulator::Si
 }
 
 inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
-inline int lowest_bit(uint32_t x) { return __builtin_ffs(static_cast<int>(x)) - 1; }
+inline int leading_zeros(uint32_t x) { return x == 0 ? -1 : __builtin_clz(x); }
 inline uint32_t float_bits(float x) { return emulator::bit_cast<uint32_t>(x); }
 inline float bits_float(uint32_t x) { return emulator::bit_cast<float>(x); }
 
@@ -190,6 +190,11 @@ inline float smaller(float a, float b) {
 }
 inline float larger_or_nan(float a, float b) {
   return a == a && b == b ? larger(a, b) : bits_float(0x7fffffffu);
+}
+
+inline uint32_t mark_if_short(uint32_t marks, float score, float least) {
+  const float difference = score - least;  // a NaN of the GPU is positive
+  return marks << 1 | (difference == difference ? float_bits(difference) >> 31 : 0u);
 }
 
 inline void count_if_exceeds(int& count, float a, float b) { count += a > b; }

@@ -83,8 +83,12 @@ cudaError_t launch_family(int64_t family, const flashinfer_msa::Params& params) 
       return tokens ? launch_kernel<typename TokensTogether::Lean>(params, nullptr)
                     : launch_kernel<typename BlocksTogether::Lean>(params, nullptr);
     }
-    return tokens ? launch_kernel<typename TokensTogether::Wide>(params, nullptr)
-                  : launch_kernel<typename BlocksTogether::Wide>(params, nullptr);
+    if (family == 6) {
+      return tokens ? launch_kernel<typename TokensTogether::Wide>(params, nullptr)
+                    : launch_kernel<typename BlocksTogether::Wide>(params, nullptr);
+    }
+    return tokens ? launch_kernel<typename TokensTogether::Wider>(params, nullptr)
+                  : launch_kernel<typename BlocksTogether::Wider>(params, nullptr);
   }
   return cudaErrorNotSupported;
 }
