@@ -14,8 +14,9 @@ from layouts import LAYOUTS
 Shape = tuple[int, int, int]  # heads, blocks, tokens
 
 ONE_ROW = tuple(f"RowPerBlock {size}" for size in ("Warp", "Small", "Medium", "Large", "Long"))
-SOME_ROWS = tuple(
-    f"RowsPerBlock {size}" for size in ("Small", "Medium", "MediumMany", "Large", "LongMany")
+SOME_ROWS = (
+    *(f"RowsPerBlock {size}" for size in ("Small", "SmallMany", "Medium", "MediumMany", "Large")),
+    "RowsInSlices LongMany",
 )
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
 MANY_ROWS = ("RowPerQuad", *(
@@ -26,11 +27,11 @@ NARROW = 16  # the most for which Wider is not Wide
 
 # The first number on the far side of every bound. Of blocks: 129, 513, 2,049 and 8,193 are more
 # than the registers of a kernel for few rows hold, or the first that have another bound of rows;
-# RowPerQuad ends before 193, or 129.
-BLOCK_BOUNDS = (129, 193, 513, 2049, 8193)
+# 257 is the first of which fewer rows are taken together; RowPerQuad ends before 193, or 129.
+BLOCK_BOUNDS = (129, 193, 257, 513, 2049, 8193)
 WARP_BOUNDS = (265, 400, 800)  # of 32 rows of a head; then RowPerLane is Wide, Lean; a quad is not
 FIRST_ROWS = tuple(32 * (warps - 1) + 1 for warps in WARP_BOUNDS)  # of one head, that take so many
-ROW_BOUNDS = (128, 512, 2048, 4096, 5120, FIRST_ROWS[0])
+ROW_BOUNDS = (128, 256, 512, 2048, 4096, 5120, FIRST_ROWS[0])
 TOKEN_BOUND = 4  # from which tokens share a thread block
 
 
@@ -56,12 +57,14 @@ def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) ->
         size = "Lean" if warps >= WARP_BOUNDS[1] else "Wide" if warps >= WARP_BOUNDS[0] else widest
         return f"RowPerLane {size} {'S' if together else 'P'}"
     if together and tokens >= TOKEN_BOUND and not steps_far and blocks > 128:
-        if blocks <= 512 and rows >= 512:
-            return "RowsPerBlock Small"
+        many = "Many" if rows >= 512 else ""
+        if blocks <= 512 and rows >= (256 if blocks > 256 else 512):
+            return f"RowsPerBlock Small{many}"
         if 512 < blocks <= 2048 and rows >= 128:
-            return "RowsPerBlock MediumMany" if rows >= 512 else "RowsPerBlock Medium"
+            return f"RowsPerBlock Medium{many}"
         if blocks > 2048 and rows >= 128:
-            return f"RowsPerBlock {'Large' if blocks <= 8192 and rows < 512 else 'LongMany'}"
+            is_large = blocks <= 8192 and not many
+            return "RowsPerBlock Large" if is_large else "RowsInSlices LongMany"
     sizes = {"Warp": 128, "Small": 512, "Medium": 2048, "Large": 8192}
     size = next((size for size, most in sizes.items() if blocks <= most), "Long")
     return f"RowPerBlock {size}"

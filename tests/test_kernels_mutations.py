@@ -44,10 +44,7 @@ KINDS = (
     "step", MIXTURE,
 )  # fmt: skip
 # Barriers that nothing misses, and why they may stand.
-REDUNDANT = {
-    "quad_list.cuh:82: sync_warp()": "whoever appends next synchronises, but only as the callers "
-    "are now; it costs one instruction, for lists that are cut",
-}
+REDUNDANT: dict[str, str] = {}
 PARTS = 10  # a fault is looked for in one after the other
 
 

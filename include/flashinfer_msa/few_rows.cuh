@@ -4,6 +4,7 @@
 
 #include "launch.cuh"
 #include "row_per_block.cuh"
+#include "rows_in_slices.cuh"
 #include "rows_per_block.cuh"
 #include "topk_select.cuh"
 
@@ -36,35 +37,42 @@ struct OneRowKernels {
 // Rows of adjacent tokens a thread block, where there are so many that sectors of memory read in
 // vain show, as rows x warps x items a thread:
 //   blocks    S = 64                                 S = 256
-//      512    2x8 above 2.41  8x8x16 2.57            8x8x16  3.48  2x8 above 5.39
-//    2,048    4x8x32  4.17    8x16x32 4.88           8x16x32 6.37  4x8x32    7.36
-//    8,192    4x16x64 9.21    2x16x32 10.9           in chunks of 8x16x32 18.8  4x16x64 24.1
-// A cluster of 8 thread blocks a row group took 10.9 to 18.9 at 8,192 x 64.
+//      512    4x8x8   2.40  2x8 above 2.57           8x8x16  3.42  4x8x8    3.76
+//    2,048    4x8x32  4.11  8x16x32   4.68           8x16x32 5.88  slices   6.99
+//    8,192    4x16x64 8.69  slices   11.90           slices 15.01  8x16x32 in chunks 18.3
+// Of 256 blocks or fewer, 2x8 above takes 2.14 at S = 64. A cluster of 8 thread blocks a row group
+// took 10.9 to 18.9 at 8,192 x 64.
 template <class Policy>
 struct SomeRowsKernels {
   static constexpr bool kWide = Policy::kTopK > 32;  // needs more groups a thread
-  using Small = RowsPerBlock<Policy, 8, kWide ? 4 : 8, kWide ? 32 : 16, false>;  // 512
-  using Medium = RowsPerBlock<Policy, 4, 8, 32, false>;                          // 2,048
-  using MediumMany = RowsPerBlock<Policy, 8, 16, 32, false>;                     // 2,048
-  using Large = RowsPerBlock<Policy, 4, 16, 64, false>;                          // 8,192
-  using LongMany = RowsPerBlock<Policy, 8, 16, 32, true>;
+  using Small = RowsPerBlock<Policy, 4, kWide ? 4 : 8, kWide ? 16 : 8>;       // 512
+  using SmallMany = RowsPerBlock<Policy, 8, kWide ? 4 : 8, kWide ? 32 : 16>;  // 512
+  using Medium = RowsPerBlock<Policy, 4, 8, 32>;                              // 2,048
+  using MediumMany = RowsPerBlock<Policy, 8, 16, 32>;                         // 2,048
+  using Large = RowsPerBlock<Policy, 4, 16, 64>;                              // 8,192
+  using LongMany = RowsInSlices<Policy, Policy::kTopK <= 16 ? 16 : 8>;
 
-  static constexpr int kSome = 128;  // rows from which long ones,
-  static constexpr int kMany = 512;  // and from which more of them are taken together
+  static constexpr int kSome = 128;       // rows from which long ones,
+  static constexpr int kSomeSmall = 256;  // and short ones are taken together,
+  static constexpr int kMany = 512;       // and from which more of them
+  static constexpr int kShort = 256;      // blocks up to which only many rows are
 
   static bool takes(const Params& p, int64_t rows) {
-    return p.token_stride == 1 && p.tokens >= 4 && has_small_stride(p) &&
-           rows >= (p.blocks <= Small::kChunk ? kMany : kSome) &&
-           p.blocks > OneRowKernels<Policy>::Warp::kChunk;
+    if (p.token_stride != 1 || p.tokens < 4 || !has_small_stride(p)) return false;
+    if (p.blocks > Small::kChunk) return rows >= kSome;
+    if (p.blocks > kShort) return rows >= kSomeSmall;
+    return p.blocks > OneRowKernels<Policy>::Warp::kChunk && rows >= kMany;
   }
 
   static cudaError_t prepare() {
-    return prepare_kernels<Small, Medium, MediumMany, Large, LongMany>();
+    return prepare_kernels<Small, SmallMany, Medium, MediumMany, Large, LongMany>();
   }
 
   static cudaError_t launch(const Params& params, int64_t rows, cudaStream_t stream) {
-    if (params.blocks <= Small::kChunk) return launch_kernel<Small>(params, stream);
     const bool many = rows >= kMany;
+    if (params.blocks <= Small::kChunk) {
+      return many ? launch_kernel<SmallMany>(params, stream) : launch_kernel<Small>(params, stream);
+    }
     if (params.blocks <= Medium::kChunk) {
       return many ? launch_kernel<MediumMany>(params, stream)
                   : launch_kernel<Medium>(params, stream);

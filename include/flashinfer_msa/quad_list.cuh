@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warp scope: eight rows' lists of candidates in shared memory, each kept by
-// its quad of lanes.
+// Warp scope: eight rows' lists of candidates in shared memory, each kept by its quad of lanes.
 //
-// A network finds the kWidth-th largest score of a list. Fewer than that may be
-// wanted: as many scores of +inf as are missing join the list, and the network
-// finds the right one.
+// A network finds the kWidth-th largest score of a list. Fewer than that may be wanted: as many
+// scores of +inf as are missing join the list, and the network finds the right one.
 #pragma once
 
 #include "quad_sort.cuh"
 
 namespace flashinfer_msa {
+
+constexpr int network_width(int topk) { return topk <= 16 ? 16 : topk <= 32 ? 32 : 64; }
 
 template <int kCapacityT, int kWidthT>
 struct QuadList {
@@ -72,14 +72,13 @@ struct QuadList {
   }
 
   // Cuts the lists back to their best `wanted`. Answers what a later block's score must exceed,
-  // since it loses ties; -inf if there are fewer.
+  // since it loses ties; -inf if there are fewer. The warp sees the lists after its next barrier.
   FLASHINFER_MSA_DEVICE float shrink(int wanted) {
     float least = no_score();
     total = visit_best(wanted, least, [&](int kept, int32_t block, float s) {
       storage.score[Quads::row()][kept] = s;
       storage.block[Quads::row()][kept] = block;
     });
-    sync_warp();
     return least;
   }
 
@@ -139,7 +138,8 @@ struct QuadList {
   }
 
   FLASHINFER_MSA_DEVICE int32_t read_block(int base, int i) const {
-    return storage.block[Quads::row()][base + Quads::member() * kHalf + i];
+    const int at = base + Quads::member() * kHalf + i;
+    return storage.block[Quads::row()][kCapacity % kGroup == 0 || at < kCapacity ? at : 0];
   }
 
   // The same for lists of any length, with more scores that equal the threshold

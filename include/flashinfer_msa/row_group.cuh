@@ -15,6 +15,23 @@ struct RowGroup {
   static FLASHINFER_MSA_DEVICE int row() { return lane_index() % kRows; }
   static FLASHINFER_MSA_DEVICE int member() { return lane_index() / kRows; }
 
+  // Row `r`, of which lane `r` is a member.
+  template <class RowT>
+  static FLASHINFER_MSA_DEVICE RowT of_row(const RowT& mine, int r) {
+    return {warp_shuffle(mine.extent, r), warp_shuffle(mine.begin, r), warp_shuffle(mine.end, r)};
+  }
+
+  // Calls visit(r) for the rows of a thread block that fall to this of its warps.
+  template <int kWarps, class Visit>
+  static FLASHINFER_MSA_DEVICE void for_each_row(const Visit& visit) {
+    if constexpr (kWarps >= kRows) {
+      if (warp_index() < kRows) visit(warp_index());
+    } else {
+      FLASHINFER_MSA_UNROLL_BY(1)
+      for (int r = warp_index(); r < kRows; r += kWarps) visit(r);
+    }
+  }
+
   // The value of the same row's member `member() ^ bits`.
   template <class T>
   static FLASHINFER_MSA_DEVICE T exchange(T x, int bits) {

@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel scope: four lanes a row, for many rows of adjacent tokens. Their
-// scores lie together in memory: a sector of 32 bytes holds eight, and eight
-// rows share a warp, which needs no other.
+// Kernel scope: four lanes a row, for many short rows of adjacent tokens. Their scores lie together
+// in memory: a sector of 32 bytes holds eight, and eight rows share a warp, which needs no other.
 //
-// A row is read once, in chunks that the lanes' registers hold. Each lane takes
-// a contiguous stretch of the chunk, so that lists filled lane after lane are
-// in the order of the blocks.
-//  1. A network over the leaders of groups of the first chunk gives every row a
-//  lower bound that
+// A row is read once, in chunks that the lanes' registers hold. Each lane takes a contiguous
+// stretch of the chunk, so that lists filled lane after lane are in the order of the blocks.
+//  1. A network over the leaders of groups of the first chunk gives every row a lower bound that
 //     enough scores reach.
-//  2. Scores that pass the bound are listed. A list that has grown is cut back
-//  to its best, and the
+//  2. Scores that pass the bound are listed. A list that has grown is cut back to its best, and the
 //     bound rises to the worst of them.
 //  3. The same network gives the exact threshold of what is listed in the end.
-// Warps hide each other's wait for memory: a lane keeps few registers, and no
-// scores are staged.
+// Warps hide each other's wait for memory: a lane keeps few registers, and no scores are staged.
 #pragma once
 
 #include "quad_list.cuh"
 
 namespace flashinfer_msa {
-
-constexpr int network_width(int topk) { return topk <= 16 ? 16 : topk <= 32 ? 32 : 64; }
 
 template <class PolicyT, int kWarpsT, int kItemsT>
 struct RowPerQuad {
@@ -68,8 +61,7 @@ struct RowPerQuad {
     List list{rows().list};
     float passing = no_score();
     for (int base = 0; base < end; base += kChunk) {
-      // All members share what is left: with fewer groups the bound would be
-      // poor.
+      // All members share what is left: with fewer groups the bound would be poor.
       const int left = end - base;
       const int stretch = left < kChunk ? (left + Quads::kMembers - 1) / Quads::kMembers : kItems;
       const int first = base + Quads::member() * stretch;
@@ -80,8 +72,8 @@ struct RowPerQuad {
         Quads::hide(row.begin - first, score);
         passing = next_below(lower_bound(score));
       }
-      // One part is the rule: the stretches of all members that are left. Where
-      // too much passes for the lists, it is the next member's alone.
+      // One part is the rule: the stretches of all members that are left. Where too much passes for
+      // the lists, it is the next member's alone.
       for (int member = 0; member < Quads::kMembers;) {
         member = append(list, score, first, member, passing);
         const bool is_last = base + kChunk >= end && member == Quads::kMembers;
@@ -98,8 +90,7 @@ struct RowPerQuad {
  private:
   FLASHINFER_MSA_DEVICE Rows& rows() const { return smem.rows[warp_index()]; }
 
-  // A score of the row that at least as many reach as the network is wide, -inf
-  // if there are fewer.
+  // A score of the row that at least as many reach as the network is wide, -inf if there are fewer.
   static FLASHINFER_MSA_DEVICE float lower_bound(const float (&score)[kItems]) {
     float leader[kHalf];
     FLASHINFER_MSA_UNROLL

@@ -50,6 +50,24 @@ struct CandidateList {
     }
   }
 
+  // Narrows to the best, and writes the row that they belong to. Called likewise.
+  template <class Writer, class RowT>
+  FLASHINFER_MSA_DEVICE void write_best(const Writer& writer, const RowT& row, int count,
+                                        int wanted) {
+    int32_t* output = writer.output + row.begin;
+    int chosen = 0;
+    if constexpr (kFitsLanes) {
+      const bool stays = is_chosen(count, wanted);
+      const uint32_t staying = warp_ballot(stays);
+      if (stays) output[count_bits(staying & lower_lanes())] = block[lane_index()];
+      chosen = count_bits(staying);
+    } else {
+      chosen = narrow(count, wanted);
+      for (int i = lane_index(); i < chosen; i += kWarpSize) output[i] = block[i];
+    }
+    writer.frame(row, chosen, lane_index(), kWarpSize);
+  }
+
   // The same without moving the last 32: whether the lane's candidate, block[lane], is among the
   // best. Narrows longer lists first, and leaves in `count` how many it then looked at.
   FLASHINFER_MSA_DEVICE bool is_chosen(int& count, int wanted) {

@@ -67,7 +67,7 @@ def bounds() -> list[Case]:
     """Return the last case before each bound of the dispatch, and the first behind it."""
     blocks = {  # tokens, of 4 heads: the blocks before a bound
         1: (128, 512, 2048, 8192),
-        64: (512, 2048, 8192),
+        64: (256, 512, 2048, 8192),
         256: (128, 512, 2048),
         1024: (512,),
         2048: (192,),
@@ -77,7 +77,7 @@ def bounds() -> list[Case]:
         128: (512,),
         150: (6369,),  # of warps, as 3,169
         256: (128, 1280),
-        512: (128, 1280),
+        512: (64, 128, 1280),
         600: (32, 128),
         2048: (32, 128, 1024, 3169),
         8192: (32, 128, 1024),
