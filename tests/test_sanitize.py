@@ -114,3 +114,21 @@ def test_the_tally_tells_what_a_tool_came_to(tmp_path, summary, code, result):
     step = tool.run_tool("racecheck", str(fake), command, tmp_path, limit)
     assert step.result == result
     assert tool.STOPPED == module("calls").STOPPED
+
+
+def test_tools_run_side_by_side(tmp_path):
+    """Each waits for all others before it ends."""
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(FAKE.format(summary="ERROR SUMMARY: 0 errors"))
+    fake.chmod(0o755)
+    tools = module("__main__").TOOLS
+    code = f"""
+import pathlib, sys, time
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / f"{{time.monotonic_ns()}}.started").touch()
+while len([*folder.glob("*.started")]) < {len(tools)}:
+    time.sleep(0.01)
+"""
+    command = [sys.executable, "-c", code]
+    steps = [*module("__main__").run_tools(tools, str(fake), command, tmp_path, 60.0)]
+    assert [(step.name, step.result) for step in steps] == [(tool, "clean") for tool in tools]

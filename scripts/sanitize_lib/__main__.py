@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,6 +106,14 @@ def run_tool(tool: str, sanitizer: str, calls: list[str], out: Path, limit: floa
     return Step(tool, "clean" if code == 0 else f"failed ({code})", 0, seconds)
 
 
+def run_tools(
+    tools: Sequence[str], sanitizer: str, calls: list[str], out: Path, limit: float
+) -> Iterator[Step]:
+    """Run the tools side by side, for each keeps one processor busy, and yield them in order."""
+    with ThreadPoolExecutor(len(tools)) as pool:
+        yield from pool.map(lambda tool: run_tool(tool, sanitizer, calls, out, limit), tools)
+
+
 def show_failure(out: Path, step: Step) -> None:
     """Print the start of what a failed step said."""
     for name in (f"{step.name}.report", f"{step.name}.log"):
@@ -128,8 +138,7 @@ def main() -> int:
     said = ", ".join(line for line in lines if "kernels reached" in line) or "no answer"
     steps = [Step("coverage", said if code in (0, 1) else f"failed ({code})", None, seconds)]
     bad = [steps[0]] if code != 0 else []
-    for tool in options.tool or TOOLS:
-        step = run_tool(tool, sanitizer, calls, out, options.limit)
+    for step in run_tools(options.tool or TOOLS, sanitizer, calls, out, options.limit):
         print(f"{step.name}: {step.result}, {step.seconds:.0f} s", flush=True)
         steps.append(step)
         if step.result != "clean":
