@@ -6,8 +6,7 @@
 // tile; the warps need each other only at the beginning and at the end.
 //  1. The leaders of groups of every slice's first tiles give each row a lower bound.
 //  2. Each warp lists the scores of its slice that reach the bound. A list that fills up is cut
-//  back
-//     to its best, and the bound rises for this warp.
+//     back to its best, and the bound rises for this warp.
 //  3. The lists, one after the other, are in block order; one warp a row chooses among them.
 #pragma once
 
@@ -73,13 +72,8 @@ struct RowsInSlices {
     const int wanted = Policy::wanted(params);
     const int longest = warp_max(row.end);
     if (longest <= ShortRow<Policy>::kBlocks) {
-      Quads::for_each_row<kWarps>([&](int r) {
-        if (first_token + r < params.tokens) {
-          ShortRow<Policy>::run(params, head, first_token + r, Quads::of_row(row, r),
-                                smem.short_row[r]);
-        }
-      });
-      return;
+      return ShortRow<Policy>::template run_rows<Quads, kWarps>(params, head, first_token, row,
+                                                                smem.short_row);
     }
     constexpr int kStep = kWarps * Ring::kBlocks;
     const int tiles = (longest + kStep - 1) / kStep;  // of a slice

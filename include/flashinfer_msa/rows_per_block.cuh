@@ -67,13 +67,8 @@ struct RowsPerBlock {
     const int wanted = Policy::wanted(params);
     const int longest = warp_max(row.end);
     if (longest <= ShortRow<Policy>::kBlocks) {
-      Group::template for_each_row<kWarps>([&](int r) {
-        if (first_token + r < params.tokens) {
-          ShortRow<Policy>::run(params, head, first_token + r, Group::of_row(row, r),
-                                smem.short_row[r]);
-        }
-      });
-      return;
+      return ShortRow<Policy>::template run_rows<Group, kWarps>(params, head, first_token, row,
+                                                                smem.short_row);
     }
     float score[kItems];
     Group::load(next, params.block_stride, row.end - first, score);

@@ -31,7 +31,7 @@ FLASHINFER_MSA_DEVICE float next_below(float x) {
 }
 
 // The least score that a candidate must reach: to reach x, or to exceed it (+inf for +inf). Never
-// -inf or +0.0, so that `falls_short` may look at the sign of a difference.
+// -inf or +0.0, so that `mark_if_short` may look at the sign of a difference.
 FLASHINFER_MSA_DEVICE float least_reaching(float x) {
   return larger(x == 0.0f ? bits_float(0x80000000u) : x, least_score());
 }

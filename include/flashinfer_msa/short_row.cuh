@@ -31,6 +31,18 @@ struct ShortRow {
     writer.frame(row, chosen, lane_index(), kWarpSize);
   }
 
+  // The same for the rows of a group that a thread block shares, a warp each.
+  template <class Group, int kWarps>
+  static FLASHINFER_MSA_DEVICE void run_rows(const Params& params, int head, int first_token,
+                                             const Row<Policy>& row,
+                                             Storage (&smem)[Group::kRows]) {
+    Group::template for_each_row<kWarps>([&](int r) {
+      if (first_token + r < params.tokens) {
+        run(params, head, first_token + r, Group::of_row(row, r), smem[r]);
+      }
+    });
+  }
+
  private:
   static FLASHINFER_MSA_DEVICE int place(int item) { return item * kWarpSize + lane_index(); }
 };

@@ -187,6 +187,7 @@ BLOCKS = (
     ),
     *_of(
         "short_row.cuh",
+        ("first_token + r < params.tokens", "true"),
         ("row.has(place(i))", "true"),
         ("score[i] = nan_as_infinity(score[i]);", ""),
         ("row.begin + slot", "slot"),
@@ -205,7 +206,6 @@ BLOCKS = (
     *_of(
         "rows_per_block.cuh",
         ("longest <= ShortRow<Policy>::kBlocks", "longest <= ShortRow<Policy>::kBlocks + 1"),
-        ("first_token + r < params.tokens", "true"),
         ("first_token + Group::row() < last ? first_token + Group::row() : last",
          "first_token + Group::row()"),
         ("row.begin - first", "row.begin - first - 1"),
@@ -327,7 +327,6 @@ QUADS = (
     *_of(
         "rows_in_slices.cuh",
         ("longest <= ShortRow<Policy>::kBlocks", "longest <= ShortRow<Policy>::kBlocks + 1"),
-        ("first_token + r < params.tokens", "true"),
         ("first_token + r >= params.tokens", "false"),
         ("first_token + Quads::row() < last ? first_token + Quads::row() : last",
          "first_token + Quads::row()"),
