@@ -6,9 +6,8 @@
 // Rows are read once, into the block's registers. Each lane takes a contiguous stretch of one row,
 // so that lists filled warp after warp, lane after lane are in block order.
 //  1. The leaders of groups give every row a lower bound, found by one warp.
-//  2. Scores that pass the bound are listed. Where too many do, a list that has grown is cut back
-//  to
-//     its best by one warp, and the bound rises to the worst of them.
+//  2. Scores that pass the bound are listed. Where too many do, a list that has grown is cut
+//     back to its best by one warp, and the bound rises to the worst of them.
 //  3. One warp a row chooses among what is listed in the end, and writes.
 #pragma once
 

@@ -102,7 +102,7 @@ def neighbours() -> list[Case]:
         for heads in (2, 3, 8)  # of 1, the record has some
         for case in (Case("decode", 4, 512, 8), Case("decode", 4, 8192, 32), many)
     ]
-    lengths = (17, 64, 200, 1500, 6000, 16384, 131072)
+    lengths = (17, 200, 6000, 16384, 131072)
     blocks = [Case("decode", 4, p, s) for p in lengths for s in (1, 16, 256)]
     large = [Case("prefill", 4, p, s) for p, s in ((64, 4096), (512, 16384), (512, 65536))]
     large += [Case("prefill", 4, 8192, 65536), Case("decode", 4, 131072, 512)]

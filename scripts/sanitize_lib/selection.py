@@ -19,7 +19,7 @@ MOSTLY_EMPTY = "mostly empty"  # the extent of a few tokens at either end; the o
 # Kernel: heads, blocks, tokens. More than a chunk where there are chunks, a checkpoint where there
 # are checkpoints, and the last of what takes several tokens in part. Heads share one copy of the
 # scores, and few tokens have an extent, so that there is little to watch: racecheck is slow. Lines
-# that RowPerLane copies start at multiples of 16 bytes.
+# that RowPerLane and RowsInSlices copy start at multiples of 16 bytes.
 SMALLEST: dict[str, Shape] = {
     "RowPerBlock Warp": (1, 100, 5),
     "RowPerBlock Small": (1, 300, 5),

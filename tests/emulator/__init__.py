@@ -27,8 +27,8 @@ from flashinfer_msa.spec import TopKSelectSpec
 
 POLICIES = ("forward", "backward", "random")
 # Who chooses the kernel. "some" and "some_many" are the kernels for some rows a thread block,
-# whatever the number of rows, and want tokens that lie together; "lean" and "wide" those for a row
-# a lane.
+# whatever the number of rows, and want tokens that lie together; "lean", "wide" and "wider" those
+# for a row a lane.
 FAMILIES = ("dispatch", "few", "many", "some", "some_many", "lean", "wide", "wider")
 ALL_FEATURES = -1
 
