@@ -36,7 +36,7 @@ SHAPES = {
     "some": ((2, 300, 9), (1, 700, 9), (1, 2100, 6)),
     "some_many": ((2, 600, 9), (1, 2300, 9), (1, 2112, 8)),
     "many": ((2, 9, 33), (2, 70, 40), (1, 200, 11), (1, 300, 33), (1, 1100, 32)),
-    "lean": ((1, 300, 33), (1, 700, 33)),
+    "lean": ((1, 300, 33), (1, 500, 33), (1, 700, 33)),
 }
 TOGETHER = ("some", "some_many", "quad")  # tokens
 KINDS = (
@@ -65,7 +65,7 @@ def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
             for shape in shapes:
                 number += 1
                 yield _make_call(spec, number, kind, shape, family)
-    yield from _edges(spec)
+    yield from (*_edges(spec), *_sliced(spec))
     if spec.topk <= 32:  # one block fewer than whole tiles, in aligned lines
         for layout in ("s_padded", "p_padded"):
             values = draw("normal", (1, 95, 33), DTYPES[spec.dtype])
@@ -135,6 +135,13 @@ def nested(shape, dtype: torch.dtype) -> torch.Tensor:
         place = lanes.cumsum(0) - 1
     score += draw("normal", (1, shape[1], 1)).flatten() / 32
     return score.to(dtype).view(1, -1, 1).expand(shape).contiguous()
+
+
+def _sliced(spec: TopKSelectSpec) -> Iterator[Call]:
+    """Yield rows that end before the slices do that were copied before their extents were known."""
+    if spec.extent == "token" and spec.topk <= 32:
+        values = draw("normal", (1, 200, 32), DTYPES[spec.dtype])
+        yield Call(values, spec.topk, torch.full((32,), 100).int(), 0, 1, family="many")
 
 
 def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str) -> Call:

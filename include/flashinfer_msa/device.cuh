@@ -69,6 +69,26 @@ FLASHINFER_MSA_DEVICE float larger_or_nan(float a, float b) {
   return c;
 }
 
+// The upper halves of two scores' bits, which are in the order of the scores but for those that
+// share a half.
+struct HalfPair {
+  uint32_t bits;
+};
+FLASHINFER_MSA_DEVICE HalfPair upper_halves(float a, float b) {
+  return {__byte_perm(float_bits(a), float_bits(b), 0x7632)};
+}
+FLASHINFER_MSA_DEVICE float lower_of(HalfPair x) { return bits_float(x.bits << 16); }
+FLASHINFER_MSA_DEVICE float upper_of(HalfPair x) { return bits_float(x.bits & 0xffff0000u); }
+FLASHINFER_MSA_DEVICE HalfPair swapped(HalfPair x) { return {__byte_perm(x.bits, 0, 0x1032)}; }
+FLASHINFER_MSA_DEVICE HalfPair larger(HalfPair a, HalfPair b) {
+  asm("max.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+  return a;
+}
+FLASHINFER_MSA_DEVICE HalfPair smaller(HalfPair a, HalfPair b) {
+  asm("min.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+  return a;
+}
+
 // `marks`, moved up by one, and a bit for whether a score falls short of `least` (see
 // least_reaching; NaN never does). The sign of the difference tells: an addition issues at twice
 // the rate of a comparison, and one funnel shift takes the sign in.

@@ -5,7 +5,7 @@
 // Loops take kStep candidates at once, without branches: their reads wait together.
 #pragma once
 
-#include "sorting_network.cuh"
+#include "score_pair.cuh"
 #include "tile_ring.cuh"
 
 namespace flashinfer_msa {
@@ -32,6 +32,7 @@ struct LaneList {
   int end;                      // index past the last candidate: lane, lane + 32, ...
   float least = least_score();  // a candidate's score must reach it
   bool closed = false;          // none passes any more: it would have to exceed +inf
+  bool differs = true;          // upper halves tell scores apart well enough, for all lanes so far
 
   FLASHINFER_MSA_DEVICE explicit LaneList(Storage& storage) : storage(storage), end(lane_index()) {
     FLASHINFER_MSA_UNROLL_BY(8)
@@ -69,15 +70,23 @@ struct LaneList {
   }
 
   // Makes room for kStep more: cuts the list back to its best `wanted`, and perhaps a few that
-  // equal the worst of them. All lanes of the warp call.
+  // come near the worst of them. All lanes of the warp call.
   FLASHINFER_MSA_DEVICE void make_room(int wanted) {
     if (!warp_any(count() > wanted + kWidth - kStep)) return;
-    float best[kWidth];
-    const float threshold = find_threshold(wanted, best);
-    keep_reaching(threshold);
-    if (FLASHINFER_MSA_UNLIKELY(warp_any(count() > wanted + kStep))) {
-      int ties = ties_wanted(best, threshold, wanted);
-      compact([&](float score) { return is_best(score, threshold, ties); });
+    float threshold = no_score();
+    if (differs) {
+      threshold = find_bound(wanted);
+      keep_reaching(threshold);
+      differs = !warp_any(count() > wanted + kStep);
+    }
+    if (FLASHINFER_MSA_UNLIKELY(!differs)) {
+      float best[kWidth];
+      threshold = find_threshold(wanted, best);
+      keep_reaching(threshold);
+      if (warp_any(count() > wanted + kStep)) {
+        int ties = ties_wanted(best, threshold, wanted);
+        compact([&](float score) { return is_best(score, threshold, ties); });
+      }
     }
     raise_above(threshold);  // later blocks lose ties
   }
@@ -93,13 +102,17 @@ struct LaneList {
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kWidth; ++i) more[i] = score(wanted + i);
     sort_descending(more);
-    float least = infinity();
+    return keep_largest(best, more);
+  }
+
+  // What at least `wanted` candidates reach, and commonly few more; -inf if there are fewer.
+  FLASHINFER_MSA_DEVICE float find_bound(int wanted) const {
+    HalfPair pair[kWidth];
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kWidth; ++i) {
-      best[i] = larger(best[i], more[kWidth - 1 - i]);
-      least = smaller(least, best[i]);
+      pair[i] = upper_halves(i < wanted ? score(i) : infinity(), score(wanted + i));
     }
-    return least;
+    return bound_of_pairs(pair);
   }
 
   FLASHINFER_MSA_DEVICE void keep_reaching(float threshold) {

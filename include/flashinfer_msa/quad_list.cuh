@@ -101,7 +101,7 @@ struct QuadList {
       if (Quads::member() >= Quads::kMembers / 2) read(base - kWidth, top);
       keep_top(top);
     }
-    return least_of_top(top);
+    return least_of_pair(top);
   }
 
   // Which of the lane's scores reach `least`, a bit each.

@@ -12,12 +12,12 @@ using Quads = RowGroup<8>;
 static_assert(Quads::kMembers == 4, "networks below are for four lanes a row");
 
 // Of the quad's 4 * kHalf scores, leaves the 2 * kHalf largest in members 0 and 1 and, mirrored, in
-// 3 and 2; in no order.
+// 3 and 2; in no order. Members 0 and 1 hold scores that fall and then rise, 1's from the last to
+// the first, or the like turned round; and so do 2 and 3.
 template <int kHalf>
-FLASHINFER_MSA_DEVICE void keep_top(float (&v)[kHalf]) {
+FLASHINFER_MSA_DEVICE void merge_top(float (&v)[kHalf]) {
   using MergeT = MergeNetwork<kHalf>;
   const bool is_first = Quads::member() % 2 == 0;
-  sort_descending(v);
   float theirs[kHalf];
   FLASHINFER_MSA_UNROLL
   for (int i = 0; i < kHalf; ++i) theirs[i] = Quads::exchange(v[kHalf - 1 - i], 1);
@@ -32,13 +32,20 @@ FLASHINFER_MSA_DEVICE void keep_top(float (&v)[kHalf]) {
   for (int i = 0; i < kHalf; ++i) v[i] = larger(v[i], theirs[i]);
 }
 
-// The smallest of what keep_top() left.
+// The same, whatever the order of the scores.
 template <int kHalf>
-FLASHINFER_MSA_DEVICE float least_of_top(const float (&v)[kHalf]) {
+FLASHINFER_MSA_DEVICE void keep_top(float (&v)[kHalf]) {
+  sort_descending(v);
+  merge_top(v);
+}
+
+// The smallest score of members 0 and 1, and of 2 and 3, of what keep_top() left.
+template <class Group = Quads, int kHalf>
+FLASHINFER_MSA_DEVICE float least_of_pair(const float (&v)[kHalf]) {
   float least = v[0];
   FLASHINFER_MSA_UNROLL
   for (int i = 1; i < kHalf; ++i) least = smaller(least, v[i]);
-  return smaller(least, Quads::exchange(least, 1));
+  return smaller(least, Group::exchange(least, 1));
 }
 
 }  // namespace flashinfer_msa

@@ -15,6 +15,7 @@
 
 #include "lane_list.cuh"
 #include "lane_merge.cuh"
+#include "score_pair.cuh"
 #include "slice.cuh"
 #include "tile_ring.cuh"
 
@@ -29,11 +30,13 @@ struct RowPerLane {
   static constexpr int kTiles = kTilesT;                        // of a warp's ring
   static constexpr int kWidth = Policy::kTopK <= 16 ? 16 : 32;  // of the sorting networks
   static constexpr int kGroups = kWarps == 1 ? kTileBlocks : kWidth;
-  static constexpr int kAtOnce = 3;      // candidates of a tile that are listed at once
-  static constexpr int kCheckpoint = 4;  // tiles of a slice before the first checkpoint
-  static constexpr int kCheckpointGrowth = 8;
-  static constexpr int kLongSlice = 16;  // tiles, so that reading one twice does not show
-  static_assert(kLongSlice > kTiles, "the last tile is none of the first");
+  static constexpr int kCheckpoint = 4;        // no checkpoint is before so many tiles of a slice
+  static constexpr int kManyCheckpoints = 32;  // tiles from which there are two
+  // Tiles of a slice, so that a first threshold of one less will do, and before its end, so that
+  // reading one twice does not show.
+  static constexpr int kMiddleSlice = kWarps == 1 ? 14 : 7;
+  static constexpr int kLongSlice = kWarps == 1 ? 18 : 14;
+  static_assert(kLongSlice > kTiles, "the tile at the end is none of the first");
   static_assert(Policy::kTopK <= 32, "wider selections take RowsPerBlock");
   static_assert(kWarps * kGroups >= 2 * kWidth,
                 "the first threshold is no more than a third passes");
@@ -41,9 +44,10 @@ struct RowPerLane {
   using Slice = WarpSlice<kWarps>;
   using Ring = TileRing<Score, kBlocksTogether, kTiles>;
   using List = LaneList<2 * kWidth, kWidth>;
-  static_assert(kAtOnce <= List::kStep, "room for so many is made");
-  // Tiles that are copied before the extents are known, which where slices end depends on.
-  static constexpr int kAhead = kWarps == 1 ? 2 : 0;
+  static constexpr int kAtOnce = List::kStep;  // candidates of a tile that are listed at once
+  // Tiles that are copied before the extents are known.
+  static constexpr int kAhead = kWarps == 1 ? 2 : kTiles > 1 ? 1 : 0;
+  static_assert(kAhead < kTiles, "the last of the first tiles depends on the extents");
   using Merge = LaneMerge<kWarps, kWidth>;
   struct Storage {
     union {
@@ -68,34 +72,38 @@ struct RowPerLane {
     wait_for_producer(params.scores);
     const int limit = Row<Policy>::limit(params, token < params.tokens ? token : params.tokens - 1);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
-    FLASHINFER_MSA_UNROLL_BY(1)
-    for (int t = 0; t < kAhead; ++t) {
-      if (t * kTileBlocks < params.blocks) ring.copy_next(t);
-      commit_copies();
-    }
+    // As if some row had all blocks: where slices begin depends on the extents.
+    const int tiles = Slice::tiles_for(params.blocks);
+    if (kWarps > 1) ring.skip(warp_index() * tiles);
+    copy_first(ring, 0, kAhead, tiles);
     const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
     const Slice slice(row, wanted);
-    if (kWarps > 1) ring.skip(slice.first / kTileBlocks);
+    if (kWarps > 1 && slice.tiles != tiles) {
+      ring.skip(slice.first / kTileBlocks - warp_index() * tiles - kAhead);
+      wait_copies<0>();
+      sync_warp();
+      copy_first(ring, 0, kAhead, slice.tiles);
+    }
     List list(smem.list[warp_index()]);
 
-    // Of a long slice the last tile is looked at first too: where scores rise all along, nearly all
-    // would pass a threshold of the first.
-    const bool with_end = slice.tiles >= kLongSlice;
-    FLASHINFER_MSA_UNROLL_BY(1)
-    for (int t = kAhead; t < kTiles; ++t) {
-      if (with_end && t == kTiles - 1) ring.skip(slice.tiles - kTiles);
-      if (t < slice.tiles) ring.copy_next(t);
-      commit_copies();
-    }
-    list.raise_to(first_threshold(ring, slice, with_end, wanted));
+    // Of a long slice a tile at its end is looked at first too: where scores rise all along, nearly
+    // all would pass a threshold of the first.
+    const int end_tile = slice.last_tile_with(kWidth);
+    const bool with_end = end_tile >= kLongSlice;
+    copy_first(ring, kAhead, kTiles - 1, slice.tiles);
+    if (with_end) ring.skip(end_tile + 1 - kTiles);
+    copy_first(ring, kTiles - 1, kTiles, slice.tiles);
+    list.raise_to(first_threshold(ring, slice, with_end ? end_tile : 0, wanted));
     if (with_end) {  // it makes room for the tile whose place it took
-      ring.skip(kTiles - 1 - slice.tiles);
+      ring.skip(kTiles - 2 - end_tile);
       sync_warp();
       ring.copy_next(kTiles - 1);
     }
     commit_copies();
-    int checkpoint = kCheckpoint;
+    // Where a quarter of a long slice is done, and where half of any is.
+    int checkpoint = slice.tiles / (slice.tiles >= kManyCheckpoints ? 4 : 2);
+    if (checkpoint < kCheckpoint) checkpoint = kCheckpoint;
     for (int t = 0, place = 0; t < slice.tiles; ++t) {
       if (t >= kTiles - 1) {
         wait_copies<kTiles - 1>();
@@ -106,9 +114,11 @@ struct RowPerLane {
       if (t + kTiles < slice.tiles) ring.copy_next(place);
       commit_copies();
       place = place + 1 == kTiles ? 0 : place + 1;
-      if (kWarps > 1 && t + 1 == checkpoint && t + 1 < slice.tiles) {
-        raise(list, wanted);
-        checkpoint *= kCheckpointGrowth;
+      if constexpr (kWarps > 1) {
+        if (t + 1 == checkpoint && t + 1 < slice.tiles) {
+          raise(list, wanted);
+          checkpoint *= 2;
+        }
       }
     }
     choose(row, list, slice.first, wanted);
@@ -117,31 +127,60 @@ struct RowPerLane {
   }
 
  private:
+  // Starts to copy tiles [begin, end), those that there are.
+  static FLASHINFER_MSA_DEVICE void copy_first(Ring& ring, int begin, int end, int tiles) {
+    FLASHINFER_MSA_UNROLL_BY(1)
+    for (int t = begin; t < end; ++t) {
+      if (t < tiles) ring.copy_next(t);
+      commit_copies();
+    }
+  }
+
   // A score that at least `wanted` blocks of the row's tiles in the ring reach, -inf if there are
   // fewer.
-  FLASHINFER_MSA_DEVICE float first_threshold(const Ring& ring, const Slice& slice, bool with_end,
+  FLASHINFER_MSA_DEVICE float first_threshold(const Ring& ring, const Slice& slice, int end_tile,
                                               int wanted) {
     float leader[kGroups];
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kGroups; ++i) leader[i] = no_score();
-    for (int t = 0; t < kTiles; ++t) {
+    // One tile less of a middling slice: while others wait for theirs it is on its way.
+    const bool one_less = kTiles > 2 && end_tile == 0 && slice.tiles >= kMiddleSlice;
+    for (int t = 0; t < (one_less ? kTiles - 1 : kTiles); ++t) {
       wait_for_tile(t);
       if (t >= slice.tiles) continue;
-      const int tile = with_end && t == kTiles - 1 ? slice.tiles - 1 : t;
+      const int tile = end_tile > 0 && t == kTiles - 1 ? end_tile : t;
       lead(ring, t, slice.inside(tile), leader);
     }
-    float top[kWidth];
-    FLASHINFER_MSA_UNROLL
-    for (int base = 0; base < kGroups; base += kWidth) {
-      float more[kWidth];
+    if constexpr (kWarps == 1) {
+      static_assert(kGroups == 2 * kWidth, "two leaders a pair");
+      const HalfPair infinities = upper_halves(infinity(), infinity());
+      HalfPair pair[kWidth];
       FLASHINFER_MSA_UNROLL
-      for (int i = 0; i < kWidth; ++i) more[i] = nan_as_infinity(leader[base + i]);
-      sort_descending(more);
-      if (base > 0) merge_descending(more, [&](int i) { return top[i]; });
+      for (int i = 0; i < kWidth; ++i) {
+        // +inf in place of as many leaders as are wanted less than kWidth.
+        if (i < kWidth - wanted) leader[i] = infinity();
+        pair[i] = smaller(upper_halves(leader[i], leader[i + kWidth]), infinities);  // NaN is +inf
+      }
+      const float bound = bound_of_pairs(pair);
+      if (FLASHINFER_MSA_UNLIKELY(warp_any(is_crowded(pair, bound)))) {
+        float one[kWidth], other[kWidth];
+        FLASHINFER_MSA_UNROLL
+        for (int i = 0; i < kWidth; ++i) {
+          one[i] = nan_as_infinity(leader[i]);
+          other[i] = nan_as_infinity(leader[i + kWidth]);
+        }
+        sort_descending(one);
+        sort_descending(other);
+        return keep_largest(one, other);
+      }
+      return bound;
+    } else {
+      static_assert(kGroups == kWidth, "what a warp brings to a merge");
       FLASHINFER_MSA_UNROLL
-      for (int i = 0; i < kWidth; ++i) top[i] = more[i];
+      for (int i = 0; i < kWidth; ++i) leader[i] = nan_as_infinity(leader[i]);
+      sort_descending(leader);
+      return Merge{smem.merge[0]}.threshold(leader, wanted);
     }
-    return merged_threshold(top, wanted);
   }
 
   // Waits for one of the first tiles.
@@ -215,38 +254,28 @@ struct RowPerLane {
   FLASHINFER_MSA_DEVICE void raise(List& list, int wanted) {
     float top[kWidth];
     list.sort(top);
-    const float threshold = merged_threshold(top, wanted);
+    const float threshold = Merge{smem.merge[0]}.threshold(top, wanted);
     list.keep_reaching(threshold);
     list.raise_to(threshold);
-  }
-
-  // The `wanted`-th largest score over all warps' descending lists, for every warp's lane.
-  FLASHINFER_MSA_DEVICE float merged_threshold(const float (&top)[kWidth], int wanted) const {
-    if constexpr (kWarps == 1) {
-      return pick(top, wanted - 1);
-    } else {
-      return Merge{smem.merge[0]}.threshold(top, wanted);
-    }
   }
 
   // Puts the lane's share of the answer where it belongs, in `smem.answer`.
   FLASHINFER_MSA_DEVICE void choose(const Row<Policy>& row, const List& list, int first,
                                     int wanted) {
-    float threshold;
     typename Merge::Share share;
     float best[kWidth];
     if constexpr (kWarps == 1) {
-      threshold = list.find_threshold(wanted, best);
-      share = {0, List::ties_wanted(best, threshold, wanted),
+      const float threshold = list.find_threshold(wanted, best);
+      share = {threshold, 0, List::ties_wanted(best, threshold, wanted),
                list.count() < wanted ? list.count() : wanted};
     } else {
       list.sort(best);
-      threshold = merged_threshold(best, wanted);
-      share = Merge{smem.merge[0]}.share(best, threshold, wanted);
+      share = Merge{smem.merge[0]}.share(best, wanted);
     }
     int32_t (&answer)[Policy::kTopK + 1] = smem.answer[lane_index()];
     int slot = row.begin + share.before;
-    list.visit_best(threshold, share.ties, [&](int block) { answer[slot++] = first + block; });
+    list.visit_best(share.threshold, share.ties,
+                    [&](int block) { answer[slot++] = first + block; });
     if (warp_index() == 0) {  // the forced blocks, and -1 where there is nothing
       for (int i = 0; i < row.begin; ++i) answer[i] = i;
       for (int i = row.begin + share.chosen; i < Policy::topk(params); ++i) {

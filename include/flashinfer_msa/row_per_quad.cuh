@@ -103,7 +103,7 @@ struct RowPerQuad {
       leader[g] = nan_as_infinity(leader[g]);
     }
     keep_top(leader);
-    return least_of_top(leader);
+    return least_of_pair(leader);
   }
 
   // Lists the scores that pass, in order, of the members from `member` on.

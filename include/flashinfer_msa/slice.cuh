@@ -19,10 +19,22 @@ struct WarpSlice {
   template <class RowT>
   FLASHINFER_MSA_DEVICE WarpSlice(const RowT& row, int wanted) {
     last = warp_max(row.end);
-    tiles = (last + kWarps * kTileBlocks - 1) / (kWarps * kTileBlocks);
+    tiles = tiles_for(last);
     first = warp_index() * tiles * kTileBlocks;
     begin = row.begin - first;
     end = wanted > 0 ? row.end - first : begin;
+  }
+
+  // Tiles of a slice, where there are so many blocks.
+  static FLASHINFER_MSA_DEVICE int tiles_for(int blocks) {
+    return (blocks + kWarps * kTileBlocks - 1) / (kWarps * kTileBlocks);
+  }
+
+  // The last tile that has so many blocks of the longest middle, 0 if there is none.
+  FLASHINFER_MSA_DEVICE int last_tile_with(int blocks) const {
+    const int whole = tiles * kTileBlocks, rest = last - first;
+    const int most = rest < whole ? rest : whole;
+    return most < blocks ? 0 : (most - blocks) / kTileBlocks;
   }
 
   // Which blocks of tile `t` lie in the lane's middle, a bit each, the first block's the highest.

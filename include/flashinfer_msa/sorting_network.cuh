@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thread scope: sorting networks over registers. They move scores alone: ids are recovered later by
-// comparing with the threshold, which halves the work of a network that carries both.
+// Thread scope: sorting networks over registers, of scores or pairs of halves. They move scores
+// alone: ids are recovered later by comparing with the threshold, which halves the work of a
+// network that carries both.
 //
 // A network is a list of comparators worked out by the compiler. Its indices are constants from the
 // start, not after unrolling: otherwise the array would already have been sent to memory.
@@ -60,20 +61,20 @@ struct MergeNetwork {
   static constexpr Network kNetwork = bitonic_merge(kSize);
 };
 
-template <int kHigh, int kLow, int kSize>
-FLASHINFER_MSA_DEVICE void compare_exchange(float (&v)[kSize]) {
-  const float high = larger(v[kHigh], v[kLow]);
+template <int kHigh, int kLow, class T, int kSize>
+FLASHINFER_MSA_DEVICE void compare_exchange(T (&v)[kSize]) {
+  const T high = larger(v[kHigh], v[kLow]);
   v[kLow] = smaller(v[kHigh], v[kLow]);
   v[kHigh] = high;
 }
 
-template <class NetworkT, int kSize, int... kIndex>
-FLASHINFER_MSA_DEVICE void apply(float (&v)[kSize], std::integer_sequence<int, kIndex...>) {
+template <class NetworkT, class T, int kSize, int... kIndex>
+FLASHINFER_MSA_DEVICE void apply(T (&v)[kSize], std::integer_sequence<int, kIndex...>) {
   (compare_exchange<NetworkT::kNetwork.high[kIndex], NetworkT::kNetwork.low[kIndex]>(v), ...);
 }
 
-template <int kSize>
-FLASHINFER_MSA_DEVICE void sort_descending(float (&v)[kSize]) {
+template <class T, int kSize>
+FLASHINFER_MSA_DEVICE void sort_descending(T (&v)[kSize]) {
   using NetworkT = SortNetwork<kSize>;
   apply<NetworkT>(v, std::make_integer_sequence<int, NetworkT::kNetwork.count>{});
 }
@@ -88,13 +89,17 @@ FLASHINFER_MSA_DEVICE void merge_descending(float (&a)[kSize], const List& b) {
   apply<NetworkT>(a, std::make_integer_sequence<int, NetworkT::kNetwork.count>{});
 }
 
-// v[index] for an index known only at run time, without sending v to memory.
+// Of two descending lists, leaves the kSize largest scores in `a`, in no order, and answers the
+// least of them.
 template <int kSize>
-FLASHINFER_MSA_DEVICE float pick(const float (&v)[kSize], int index) {
-  float x = v[0];
+FLASHINFER_MSA_DEVICE float keep_largest(float (&a)[kSize], const float (&b)[kSize]) {
+  float least = infinity();
   FLASHINFER_MSA_UNROLL
-  for (int i = 1; i < kSize; ++i) x = i == index ? v[i] : x;
-  return x;
+  for (int i = 0; i < kSize; ++i) {
+    a[i] = larger(a[i], b[kSize - 1 - i]);
+    least = smaller(least, a[i]);
+  }
+  return least;
 }
 
 }  // namespace flashinfer_msa

@@ -192,6 +192,22 @@ inline float larger_or_nan(float a, float b) {
   return a == a && b == b ? larger(a, b) : bits_float(0x7fffffffu);
 }
 
+struct HalfPair {
+  uint32_t bits;
+};
+inline HalfPair upper_halves(float a, float b) {
+  return {float_bits(a) >> 16 | (float_bits(b) & 0xffff0000u)};
+}
+inline float lower_of(HalfPair x) { return bits_float(x.bits << 16); }
+inline float upper_of(HalfPair x) { return bits_float(x.bits & 0xffff0000u); }
+inline HalfPair swapped(HalfPair x) { return {x.bits >> 16 | x.bits << 16}; }
+inline HalfPair larger(HalfPair a, HalfPair b) {
+  return upper_halves(larger(lower_of(a), lower_of(b)), larger(upper_of(a), upper_of(b)));
+}
+inline HalfPair smaller(HalfPair a, HalfPair b) {
+  return upper_halves(smaller(lower_of(a), lower_of(b)), smaller(upper_of(a), upper_of(b)));
+}
+
 inline uint32_t mark_if_short(uint32_t marks, float score, float least) {
   const float difference = score - least;  // a NaN of the GPU is positive
   return marks << 1 | (difference == difference ? float_bits(difference) >> 31 : 0u);
