@@ -17,7 +17,9 @@ GENERIC_TOPK = (16, 32, MAX_TOPK)
 ABI_VERSION = 2
 SCORE_TYPES = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
 EXTENTS = ("uniform", "token")  # none or one int for all rows; one int32 for each token
-_TEMPLATES = tuple(f"topk_select{part}.cu.jinja" for part in ("", "_few_rows", "_many_rows"))
+_TEMPLATES = tuple(
+    f"topk_select{part}.cu.jinja" for part in ("", "_few_rows", "_some_rows", "_many_rows")
+)
 _NAME = re.compile(r"topk_select_k(\d+)_(f32|f16|bf16)_b(\d+|x)_e(\d+|x)_(uniform|token)")
 
 

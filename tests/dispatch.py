@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel serves a call: the dispatch of topk_select.cuh, few_rows.cuh and many_rows.cuh.
+"""Which kernel serves a call: the dispatch of topk_select.cuh and the three *_rows.cuh of it.
 
 Written down a second time, so that tests and scripts know where to look without a GPU;
 test_dispatch.py compares it with the headers.
@@ -13,25 +13,37 @@ from layouts import LAYOUTS
 
 Shape = tuple[int, int, int]  # heads, blocks, tokens
 
-ONE_ROW = tuple(f"RowPerBlock {size}" for size in ("Warp", "Small", "Medium", "Large", "Long"))
-SOME_ROWS = (
-    *(f"RowsPerBlock {size}" for size in ("Small", "SmallMany", "Medium", "MediumMany", "Large")),
-    "RowsInSlices LongMany",
+ENDS = (128, 256, 512, 1024, 2048, 8192)  # of blocks, for a row a thread block
+ONE_ROW = (*(f"RowPerBlock UpTo{end}" for end in ENDS), "RowPerBlock Longer")
+SHORT_ROWS = (
+    *(f"RowPerWarp UpTo{end}" for end in (128, 256, 512)),
+    *(f"RowPerWarp ManyUpTo{end}" for end in (128, 256, 384, 512)),
+)
+LONG_ROWS = (
+    *(f"RowsPerBlock {name}" for name in ("UpTo2048", "UpTo4096", "ManyUpTo2048")),
+    "RowsInSlices Longer",
 )
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
-MANY_ROWS = ("RowPerQuad", *(
-    f"RowPerLane {size} {order}" for order in "SP" for size in ("Lean", "Wide", "Wider")
-))  # fmt: skip
+MANY_ROWS = (
+    "RowPerQuad",
+    *(f"RowPerLane {size} {order}" for order in "SP" for size in ("Lean", "Wide")),
+)
+NARROW_ONLY = (
+    "RowsPerBlock ManyUpTo4096", "RowsByHalves ManyUpTo8192",
+    "RowPerLane Wider S", "RowPerLane Wider P",
+)  # fmt: skip
 WIDEST_MANY_ROWS = 32  # topk
-NARROW = 16  # the most for which Wider is not Wide
+WIDEST_HALVES = 32
+NARROW = 16  # topk; the most for which there are all kernels
 
-# The first number on the far side of every bound. Of blocks: 129, 513, 2,049 and 8,193 are more
-# than the registers of a kernel for few rows hold, or the first that have another bound of rows;
-# 257 is the first of which fewer rows are taken together; RowPerQuad ends before 193, or 129.
-BLOCK_BOUNDS = (129, 193, 257, 513, 2049, 8193)
-WARP_BOUNDS = (265, 400, 800)  # of 32 rows of a head; then RowPerLane is Wide, Lean; a quad is not
+# The first number on the far side of every bound. Of blocks: what the registers of a kernel for few
+# rows hold ends before all but one of them, RowPerQuad before 129 and 257.
+BLOCK_BOUNDS = (129, 257, 385, 513, 1025, 2049, 4097, 8193)
+# Of 32 rows of a head: then RowPerLane is Wide, Lean; RowPerQuad takes up to 256 blocks from the
+# second on, and no longer from the third.
+WARP_BOUNDS = (265, 400, 700)
 FIRST_ROWS = tuple(32 * (warps - 1) + 1 for warps in WARP_BOUNDS)  # of one head, that take so many
-ROW_BOUNDS = (128, 256, 512, 2048, 4096, 5120, FIRST_ROWS[0])
+ROW_BOUNDS = (64, 128, 512, 768, 2304, 3072, 4096, 5632, 7168, *FIRST_ROWS[:2])
 TOKEN_BOUND = 4  # from which tokens share a thread block
 
 
@@ -47,33 +59,46 @@ def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) ->
     together = strides[2] == 1  # the tokens
     steps_far = strides[1] > 2**31 - 1
     warps = heads * -(-tokens // 32)
-    bound = 4096
-    if together and not steps_far:
-        bound = 2048 if blocks <= 128 else 5120 if blocks <= 512 else 4096
-    if topk <= WIDEST_MANY_ROWS and rows >= bound:
-        if together and blocks <= (192 if warps < WARP_BOUNDS[2] else 128) and not steps_far:
+    adjacent = together and not steps_far
+    if topk <= WIDEST_MANY_ROWS and rows >= least_many_rows(blocks, adjacent):
+        is_some = WARP_BOUNDS[1] <= warps < WARP_BOUNDS[2]
+        if adjacent and blocks <= (256 if is_some else 128):
             return "RowPerQuad"
         widest = "Wider" if topk <= NARROW else "Wide"
         size = "Lean" if warps >= WARP_BOUNDS[1] else "Wide" if warps >= WARP_BOUNDS[0] else widest
         return f"RowPerLane {size} {'S' if together else 'P'}"
-    if together and tokens >= TOKEN_BOUND and not steps_far and blocks > 128:
-        many = "Many" if rows >= 512 else ""
-        if blocks <= 512 and rows >= (256 if blocks > 256 else 512):
-            return f"RowsPerBlock Small{many}"
-        if 512 < blocks <= 2048 and rows >= 128:
-            return f"RowsPerBlock Medium{many}"
-        if blocks > 2048 and rows >= 128:
-            is_large = blocks <= 8192 and not many
-            return "RowsPerBlock Large" if is_large else "RowsInSlices LongMany"
-    sizes = {"Warp": 128, "Small": 512, "Medium": 2048, "Large": 8192}
-    size = next((size for size, most in sizes.items() if blocks <= most), "Long")
+    if adjacent and tokens >= TOKEN_BOUND:
+        if blocks <= 512 and rows >= 64:
+            many = "Many" if rows >= 768 else ""
+            ends = (128, 256, 384, 512) if many else (128, 256, 512)
+            return f"RowPerWarp {many}UpTo{next(end for end in ends if blocks <= end)}"
+        if blocks > 512 and rows >= 128:
+            if blocks > 8192:
+                return "RowsInSlices Longer"
+            many = "Many" if rows >= 512 and (topk <= NARROW or blocks <= 2048) else ""
+            if blocks > 4096:
+                return f"{_family_up_to_8192(topk)} {many}UpTo8192"
+            return f"RowsPerBlock {many}UpTo{2048 if blocks <= 2048 else 4096}"
+    size = next((f"UpTo{end}" for end in ENDS if blocks <= end), "Longer")
     return f"RowPerBlock {size}"
+
+
+def least_many_rows(blocks: int, adjacent: bool) -> int:
+    """Return from how many rows on a lane or a quad of lanes takes one."""
+    if not adjacent:
+        return 4096 if blocks <= 2048 else 2304
+    return next((n for end, n in ((128, 5632), (384, 7168), (512, 3072)) if blocks <= end), 2304)
 
 
 def kernels(topk: int) -> tuple[str, ...]:
     """Return all kernels of a build."""
-    many = [kernel for kernel in MANY_ROWS if topk <= NARROW or "Wider" not in kernel]
-    return (*ONE_ROW, *SOME_ROWS, *(many if topk <= WIDEST_MANY_ROWS else ()))
+    names = [*ONE_ROW, *SHORT_ROWS, *LONG_ROWS, f"{_family_up_to_8192(topk)} UpTo8192"]
+    names += MANY_ROWS if topk <= WIDEST_MANY_ROWS else ()
+    return (*names, *(NARROW_ONLY if topk <= NARROW else ()))
+
+
+def _family_up_to_8192(topk: int) -> str:
+    return "RowsByHalves" if topk <= WIDEST_HALVES else "RowsPerBlock"
 
 
 def family_of(kernel: str) -> str:
@@ -116,9 +141,9 @@ def shapes_round_bounds(topk: int, bound: int, layout: str) -> Iterator[Shape]:
 
 def shapes_round_few_tokens(topk: int) -> Iterator[Shape]:
     """Yield shapes round the bound from which tokens share a thread block, of rows enough."""
-    for blocks in (128, 129, 513, 2049, 8193):
+    for blocks in (128, 129, 257, 513, 2049, 4097, 8193):
         for least in row_bounds(topk, blocks, "s_contiguous"):
-            if least <= 512 or blocks <= 513:
+            if least <= 768 or blocks <= 513:
                 for tokens in (1, *around(TOKEN_BOUND), 7, 8, 9):
                     yield -(-least // tokens), blocks, tokens
 
@@ -126,9 +151,9 @@ def shapes_round_few_tokens(topk: int) -> Iterator[Shape]:
 def shapes_round_many_warps() -> Iterator[Shape]:
     """Yield shapes round the bounds of warps that RowPerLane or RowPerQuad would take."""
     for bound, first in zip(WARP_BOUNDS, FIRST_ROWS, strict=True):
-        for blocks in (128, 129, 192, 193) if bound == WARP_BOUNDS[2] else (100, 128, 193, 700):
-            enough = -(-5200 // bound)  # tokens, for RowPerLane to be asked
+        for blocks in (100, 256, 257, 700):
+            enough = -(-7200 // bound)  # tokens, for RowPerLane to be asked
             yield from ((heads, blocks, enough) for heads in around(bound))
             yield from (((bound + 1) // 2, blocks, tokens) for tokens in (32, 33))
-            if blocks < 200:
+            if blocks in (256, 257):
                 yield from ((1, blocks, tokens) for tokens in (first - 1, first))

@@ -31,9 +31,13 @@ def random_shape(rng: random.Random, max_scores: int) -> Shape:
 
 def crowded_shape(rng: random.Random, max_scores: int) -> Shape:
     """Draw rows about a bound, and as many blocks as the limit leaves."""
-    if rng.random() < 0.03:  # long rows of as many warps, the rarest of all
-        heads, blocks = WARP_BOUNDS[2] + rng.randint(20, 40), 1536 + rng.randint(-9, 9)
-        return heads, min(blocks, max_scores // (5 * heads)), 5
+    if rng.random() < 0.05:  # long rows, and so many of them: the rarest of all
+        if rng.random() < 0.5:
+            heads, blocks = WARP_BOUNDS[2] + rng.randint(20, 40), 1536 + rng.randint(-9, 9)
+            return heads, min(blocks, max_scores // (5 * heads)), 5
+        heads = rng.randint(1, 9)
+        tokens = -(-512 // heads)
+        return heads, min(rng.randint(4090, 8200), max_scores // (heads * tokens)), tokens
     rows = rng.choice(ROW_BOUNDS)
     rows += rng.choice([rng.randint(-9, 9), skewed(rng, 0, rows)])
     if rng.random() < FEW_TOKENS:

@@ -27,7 +27,8 @@ from flashinfer_msa.spec import TopKSelectSpec
 pytestmark = pytest.mark.gpu
 
 # A row a thread block, some rows, long rows, a quad of lanes a row, a lane a row.
-SHAPES = [(4, 128, 1), (4, 520, 64), (1, 9000, 4), (4, 120, 1100), (4, 520, 1030), (4, 2100, 130)]
+SHAPES = [(4, 128, 1), (4, 500, 20), (4, 520, 64), (1, 9000, 4), (4, 120, 1500), (4, 520, 1030)]
+SHAPES += [(4, 4200, 130), (1, 8300, 130)]
 EARLY = pytest.mark.parametrize("early", [False, True], ids=["plain", "early"])
 BETWEEN = pytest.mark.parametrize("between", [0, 1, 3], ids="{} between".format)
 PRODUCERS = pytest.mark.usefixtures("producers")

@@ -46,30 +46,34 @@ MANY_BLOCKS = (*(n for n in NEAR_POWERS if n <= 513), 200, 300, 1100)
 TOKENS = (33, 1, 31, 32, 64, 40)
 # More tokens than kinds of scores, in a number that no kernel's thread blocks are filled by.
 MIXED = 21
-SOME_BLOCKS = (40, 129, 500, 512, 600, 2048, 2049, 4200)
+SOME_BLOCKS = (40, 129, 300, 500, 512, 600, 2048, 2049, 4200, 8200)
 LANE_BLOCKS = (20, 128, 129, 300, 1100)
 # Of equal scores above all others: lists just as long as fits, and one longer.
 PLATEAUS = (1, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193,
             255, 256, 257, 319, 320, 321, 383, 384, 385)  # fmt: skip
 PLATEAU_SHAPES = (
-    ("few", 128), ("few", 512), ("few", 1000), ("some", 512), ("some", 700), ("some_many", 700),
-    ("some", 2200), ("some_many", 2200), ("many", 180), ("lean", 300), ("wide", 300),
-    ("wider", 300),
+    ("few", 128), ("few", 512), ("few", 1000), ("some", 512), ("some", 700), ("some_many", 384),
+    ("some_many", 700), ("some", 2200), ("some_many", 2200), ("slices", 2200), ("halves", 2200),
+    ("halves_many", 2200), ("many", 180), ("lean", 300), ("wide", 300), ("wider", 300),
 )  # fmt: skip
 # (heads, blocks, tokens) at which the dispatch changes its mind, and tokens that lie together:
 DISPATCH = (
-    (1, 512, 512), (1, 512, 511), (1, 512, 255), (1, 257, 256), (1, 256, 256), (1, 513, 128),
-    (1, 513, 127), (42, 600, 3), (1, 600, 512),
-    (2, 2049, 64), (1, 2049, 512), (1, 8193, 128), (1, 8193, 5), (1, 128, 2047), (1, 128, 2048),
+    (1, 128, 63), (1, 128, 64), (1, 129, 64), (1, 257, 64), (1, 512, 64), (22, 500, 3),
+    (1, 128, 768), (1, 129, 768), (1, 257, 768), (1, 385, 768), (1, 512, 767),
+    (1, 513, 128), (1, 513, 127), (42, 600, 3), (1, 600, 512),
+    (2, 2049, 64), (1, 2049, 512), (1, 4097, 128), (1, 4097, 512), (1, 8193, 128), (1, 8193, 5),
+    (1, 128, 5631), (1, 128, 5632),
 )  # fmt: skip
 # Of the first spec alone; all but the first blocks are past the extent, to save time.
 DISPATCH_MANY = (
-    (1, 193, 5119), (1, 192, 5120), (1, 193, 5120), (1, 513, 4096), (266, 193, 20), (400, 193, 13),
+    (1, 257, 7167), (1, 257, 7168), (1, 385, 3071), (1, 385, 3072), (1, 513, 2304),
+    (266, 385, 12), (400, 256, 18), (400, 257, 18), (700, 256, 11),
 )  # fmt: skip
 
 
 LAYOUT_PAIR = ("s_contiguous", "p_contiguous")
 TOGETHER = tuple(name for name in LAYOUTS if name.startswith("s_"))  # tokens
+TOGETHER_FAMILIES = ("some", "some_many", "slices", "halves", "halves_many")
 
 
 @cache
@@ -90,6 +94,11 @@ def has_many_rows(spec: TopKSelectSpec) -> bool:
     return spec.topk <= 32
 
 
+def together_families(spec: TopKSelectSpec) -> tuple[str, ...]:
+    """Return the families for tokens that lie together; the last is for narrow selections."""
+    return TOGETHER_FAMILIES[: 5 if spec.topk <= 16 else 4]
+
+
 def make_call(spec: TopKSelectSpec, number: int, shape, family: str) -> Call:
     """Return call `number` of the spec: each choice goes round its list at a pace of its own."""
 
@@ -108,7 +117,7 @@ def make_call(spec: TopKSelectSpec, number: int, shape, family: str) -> Call:
     extent = draw_extent(form, shape[1], shape[2], begin + end, gen)
     return Call(
         values, topk, extent, begin, end, offset=turn((0, 1, 2, 3), 1),
-        layout=turn(TOGETHER if family.startswith("some") else LAYOUTS, 1),
+        layout=turn(TOGETHER if family in TOGETHER_FAMILIES else LAYOUTS, 1),
         family=family, policy=turn(POLICIES, 1), seed=number + 1,
     )  # fmt: skip
 
@@ -120,10 +129,11 @@ def few_calls(spec: TopKSelectSpec) -> list[Call]:
     ]
     calls = [make_call(spec, i, shape, "few") for i, shape in share(spec, shapes)]
     some = [*itertools.product(("some", "some_many"), SOME_BLOCKS), ("few", 120), ("few", 700)]
+    some += itertools.product(together_families(spec)[2:], (100, 700, 4200))
     for i, (family, blocks) in share(spec, some):
         calls += [make_call(spec, 500 + 10 * i, (1, blocks, MIXED), family)]
         calls += [make_call(spec, 501 + 10 * i, (2, blocks, 5), family)]
-    return [*calls, *plateau_calls(spec, ("few", "some", "some_many"))]
+    return [*calls, *plateau_calls(spec, ("few", *together_families(spec)))]
 
 
 def many_calls(spec: TopKSelectSpec) -> list[Call]:

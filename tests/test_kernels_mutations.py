@@ -32,16 +32,19 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16}
 FORCED = ((1, 2), (0, 0), (0, 1), (3, 2))
 SHAPES = {
     "few": ((2, 9, 3), (1, 70, 11), (2, 300, 3), (1, 1030, 2), (1, 4000, 1), (1, 20_000, 1)),
-    "quad": ((2, 9, 33), (1, 70, 11), (1, 180, 9), (1, 192, 11)),
-    "some": ((2, 300, 9), (1, 700, 9), (1, 2100, 6)),
-    "some_many": ((2, 600, 9), (1, 2300, 9), (1, 2112, 8)),
+    "quad": ((2, 9, 33), (1, 70, 11), (1, 180, 9), (1, 192, 11), (1, 250, 9)),
+    "some": ((2, 90, 9), (1, 300, 6), (1, 700, 9), (1, 2100, 6)),
+    "some_many": ((2, 300, 9), (2, 600, 9)),
+    "slices": ((1, 2300, 9), (1, 2112, 8)),
+    "halves": ((1, 900, 6), (1, 2300, 5)),
+    "halves_many": ((1, 2100, 9),),
     "many": ((2, 9, 33), (2, 70, 40), (1, 200, 11), (1, 300, 33), (1, 1100, 32)),
     "lean": ((1, 300, 33), (1, 500, 33), (1, 700, 33)),
 }
-TOGETHER = ("some", "some_many", "quad")  # tokens
+TOGETHER = ("some", "some_many", "slices", "halves", "halves_many", "quad")  # tokens
 KINDS = (
     "nested", "normal", "quantised", "descending", "ascending", "some_nan", "constant", "zeros",
-    "step", MIXTURE,
+    "step", "few_groups", MIXTURE,
 )  # fmt: skip
 # Barriers that nothing misses, and why they may stand.
 REDUNDANT: dict[str, str] = {}
@@ -59,13 +62,13 @@ def step(shape, dtype: torch.dtype) -> torch.Tensor:
 def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
     number = 0
     for family, shapes in SHAPES.items():
-        if spec.topk > 32 and family in ("quad", "many", "lean"):
+        if spec.topk > 32 and family in ("quad", "many", "lean", "halves_many"):
             continue
         for kind in KINDS:
             for shape in shapes:
                 number += 1
                 yield _make_call(spec, number, kind, shape, family)
-    yield from (*_edges(spec), *_sliced(spec))
+    yield from (*_edges(spec), *_sliced(spec), *_halved(spec))
     if spec.topk <= 32:  # one block fewer than whole tiles, in aligned lines
         for layout in ("s_padded", "p_padded"):
             values = draw("normal", (1, 95, 33), DTYPES[spec.dtype])
@@ -81,8 +84,9 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         rows = torch.tensor([extent]).int() if spec.extent == "token" else None
         yield Call(values, extent=rows, family="few", **forced)
     plateaus = torch.tensor([17, 30, 31, 32, 33, 65, 96, 97, 129, 256, 257, 320, 321])
-    families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("many", 250)]
-    for family, blocks in families[: 5 if spec.topk <= 32 else 4]:
+    families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("halves", 1000)]
+    families += [("many", 250), ("quad", 250)] if spec.topk <= 32 else []
+    for family, blocks in families:
         shape = (1, blocks, len(plateaus))
         order = draw("normal", shape, seed=blocks).argsort(1).argsort(1)
         rows = torch.full((len(plateaus),), blocks).int() if spec.extent == "token" else None
@@ -92,8 +96,10 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         values = draw("ascending", (1, blocks, 11), dtype)
         if spec.extent == "token":
             rows = torch.full((11,), last + 2).int()
-            for family in ("some", "few") if blocks == 600 else ("some_many",):
+            for family in ("some", "few") if blocks == 600 else ("slices", "halves"):
                 yield Call(values, extent=rows, family=family, **forced)
+                with_nan = torch.where(values % 3 == 0, torch.nan, values)
+                yield Call(with_nan, extent=rows, family=family, **forced)
     # All equal to the best there is, and few of them wanted; nothing but what is forced.
     values = torch.full((1, 70, 33), torch.inf, dtype=dtype)
     rows = torch.full((33,), 70).int() if spec.extent == "token" else None
@@ -103,13 +109,18 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
     # One block fewer than whole tiles, of whole lines.
     values = draw("normal", (1, 2111, 8), dtype)
     rows = torch.full((8,), 2111).int() if spec.extent == "token" else None
-    yield Call(values, extent=rows, layout="s_contiguous", family="some_many", **forced)
+    yield Call(values, extent=rows, layout="s_contiguous", family="slices", **forced)
     # Lists a little too long, of rows that no longer one joins.
-    overfull = [("some", 512, 260), ("some_many", 700, 260), ("some", 700, 324), ("many", 250, 100)]
+    overfull = [
+        ("halves", 600, 260),
+        ("some_many", 700, 260),
+        ("some", 700, 324),
+        ("quad", 250, 100),
+    ]
     for family, blocks, size in overfull[: 4 if spec.topk <= 32 else 0]:
         order = draw("normal", (1, blocks, 9), seed=blocks).argsort(1).argsort(1)
         values = (order < size) * 1.0
-        if family == "many":  # in its first chunk
+        if family == "quad":  # in its first chunk
             values[:, 128:] = -1.0
             values[:, :128] = (order[:, :128].argsort(1).argsort(1) < size) * 1.0
         rows = torch.full((9,), blocks).int() if spec.extent == "token" else None
@@ -137,11 +148,45 @@ def nested(shape, dtype: torch.dtype) -> torch.Tensor:
     return score.to(dtype).view(1, -1, 1).expand(shape).contiguous()
 
 
+def few_groups(shape, dtype: torch.dtype) -> torch.Tensor:
+    """Return scores of which the best, more than a list holds, all differ and lie in few groups.
+
+    Every other row has normal scores; of the rest an earlier one's are higher.
+    """
+    block, token = torch.arange(shape[1]).view(1, -1, 1), torch.arange(shape[2])
+    high = (block % 4 == 0) * (4.0 + block % 97 / 32) * 2.0 ** (8 - token)
+    return (high * (token % 2 == 0) + draw("normal", shape, seed=shape[1])).to(dtype)
+
+
 def _sliced(spec: TopKSelectSpec) -> Iterator[Call]:
     """Yield rows that end before the slices do that were copied before their extents were known."""
-    if spec.extent == "token" and spec.topk <= 32:
-        values = draw("normal", (1, 200, 32), DTYPES[spec.dtype])
-        yield Call(values, spec.topk, torch.full((32,), 100).int(), 0, 1, family="many")
+    dtype = DTYPES[spec.dtype]
+    shapes = [("slices", 2140, 8, 1000), *([("many", 200, 32, 100)] if spec.topk <= 32 else [])]
+    for family, blocks, tokens, extent in shapes if spec.extent == "token" else ():
+        values = draw("normal", (1, blocks, tokens), dtype)
+        rows = torch.full((tokens,), extent).int()
+        yield Call(values, spec.topk, rows, 0, 1, family=family)
+
+
+def _halved(spec: TopKSelectSpec) -> Iterator[Call]:
+    """Yield rows of few scores, zeros or NaN, and of best scores that just suffice."""
+    if spec.extent != "token":
+        return
+    values = torch.full((1, 900, 5), -torch.inf)
+    values[:, 7:180:31] = 1.0
+    zeros = (
+        torch.tensor([0.0, -0.0, -0.0]).repeat(300).view(1, 900, 1).expand(1, 900, 5).contiguous()
+    )
+    nan = draw("normal", (1, 900, 5))
+    nan.view(torch.int32)[:, ::90] = -0x7FFFFF  # all that tells it from -inf is the lowest bit
+    for some in (values, zeros, nan):
+        rows = torch.full((5,), 900 if some is nan else 200).int()
+        yield Call(some, spec.topk, rows, 1, 2, family="halves")
+    values = draw("normal", (1, 900, 5)).clamp(max=2.0)
+    places = [64 * member + item for item in (0, 1) for member in range(1, 8)][: spec.topk - 3]
+    values[:, places] = torch.arange(50.0, 50.0 + len(places)).view(1, -1, 1)
+    values[:, 0] = 100.0  # forced, in another group
+    yield Call(values, spec.topk, torch.full((5,), 900).int(), 1, 2, family="halves")
 
 
 def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str) -> Call:
@@ -159,10 +204,9 @@ def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str)
             extent[0] = blocks
     layouts = [name for name in LAYOUTS if name.startswith("s_") or family not in TOGETHER]
     layout = layouts[number % len(layouts)]
-    made = {"step": step, "nested": nested}.get(kind)
+    made = {"step": step, "nested": nested, "few_groups": few_groups}.get(kind)
     values = made(shape, dtype) if made else draw(kind, shape, dtype, seed=number)
     topk = spec.topk - 3 * (number % 4 == 3)  # the builds leave it to run time
-    family = family.replace("quad", "many")
     return Call(values, topk, extent, begin, end, layout=layout, family=family)
 
 

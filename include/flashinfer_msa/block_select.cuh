@@ -21,6 +21,7 @@ struct BlockSelect {
   static constexpr int kGroups = kPerLane * kWarpSize;
   static constexpr int kStretch = kItems * kWarpSize;  // scores of a warp
   static_assert(kItems % kPerLane == 0, "items are dealt evenly to groups");
+  static_assert(kItems <= 32, "a bit an item");
 
   struct Storage {
     alignas(16) float leader[kWarps][kGroups];

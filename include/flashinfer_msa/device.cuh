@@ -89,6 +89,19 @@ FLASHINFER_MSA_DEVICE HalfPair smaller(HalfPair a, HalfPair b) {
   return a;
 }
 
+// Bytes of ones for the halves of a and b that fall short of those of `least` (the signs of their
+// differences, see mark_if_short), the lower half of a in the highest byte, the upper of b in the
+// lowest.
+FLASHINFER_MSA_DEVICE uint32_t bytes_if_short(HalfPair a, HalfPair b, HalfPair least) {
+  constexpr uint32_t kMinusOne = 0xbf80bf80u;  // 8.0 has no subtraction of pairs
+  uint32_t short_of;
+  asm("{ .reg .b32 x, y; fma.rn.bf16x2 x, %3, %4, %1; fma.rn.bf16x2 y, %3, %4, %2;"
+      " prmt.b32 %0, x, y, 0x9bdf; }"
+      : "=r"(short_of)
+      : "r"(a.bits), "r"(b.bits), "r"(least.bits), "r"(kMinusOne));
+  return short_of;
+}
+
 // `marks`, moved up by one, and a bit for whether a score falls short of `least` (see
 // least_reaching; NaN never does). The sign of the difference tells: an addition issues at twice
 // the rate of a comparison, and one funnel shift takes the sign in.

@@ -18,13 +18,12 @@ inline int64_t warps_of_rows(const Params& p) {
 // idle. What decides is how many thread blocks fit the GPU at once: 8, 3 and 2 a processor.
 // Measured on an H200, H = 1, float32, cold, in microseconds, as warps x tiles of their rings:
 //   rows / 32     256   320   384   448   512   640   800
-//      512  1x4  15.8  16.3  16.6  16.6  17.3  20.4  20.7
-//           4x2  10.0  11.7  12.4  16.4  18.0  19.2  22.7
-//           4x3   9.5  15.2  16.2  17.0  18.2  22.3  26.1
-//    2,048  1x4  35.7  35.9  36.4  37.6  39.7  48.5  54.7
-//           4x2  24.5  28.6  32.4  45.3  48.5  52.3  67.5
-//           4x3  24.3  37.6  39.0  41.4  44.9  58.0  72.1
-// Two warps with four tiles win by up to 13 % at 448 and 512, and lose elsewhere.
+//      512  1x4  15.1  15.6  15.5  15.9  16.1  18.8  19.1
+//           4x2   9.2  11.1  11.5  15.5  16.8  18.7  22.5
+//           4x3   8.8  14.4  14.9  15.7  16.7  21.7  25.5
+//    2,048  1x4  34.8  34.7  35.4  36.4  38.6  46.6  53.3
+//           4x2  22.6  26.0  29.4  41.7  45.5  48.7  64.9
+//           4x3  21.9  34.0  35.0  36.8  40.8  52.5  68.4
 template <class Policy, bool kBlocksTogether>
 struct ManyRowsKernels {
   // Selections wider than 16 need the groups of two warps, and twice the list.
@@ -46,24 +45,23 @@ struct ManyRowsKernels {
   }
 };
 
-// Four lanes a row, for short rows of adjacent tokens. Measured likewise, beside a lane a row:
-//   blocks   rows      quad   lane
-//      128   4 x 8192   9.3    9.6
-//      160   4 x 8192  12.8   11.8
-//      128   1 x 8192   4.0    6.1
-//      192   1 x 8192   6.3    7.1
-//      256   1 x 8192   7.3    7.5
-//      256   1 x 4096   6.1    5.7
+// Four lanes a row, for short rows of adjacent tokens. Measured likewise, H = 4, beside a lane a
+// row (all its kernels) and a warp a row:
+//   rows / 32        160           256           375           512           628           752
+//      128       4.1  -   4.6  4.3  -   5.4   5.1  -   -    5.9  -   9.1
+//      192                     6.4  6.1 6.2   7.3  7.6 8.3  8.6  9.6 10.9 10.0 11.0 -   12.5 11.5 -
+//      256       7.1  6.7 5.5  7.4  6.5 6.5   8.4  8.3 8.7  10.0 11.3 11.6 11.2 12.9 -  14.2 14.4 -
 template <class Policy>
 struct QuadKernel {
   using Quad = RowPerQuad<Policy, 4, 32>;
-  static constexpr int kShort = 192;     // blocks,
-  static constexpr int kShortest = 128;  // and where there are so many rows
-  static constexpr int kMostWarps = 800;
+  static constexpr int kShortest = 128;  // blocks up to which it always is,
+  static constexpr int kShort = 256;     // and up to which it is for so many warps' rows
+  static constexpr int kLeastWarps = 400, kMostWarps = 699;
 
   static bool takes(const Params& p) {
-    return p.token_stride == 1 && has_small_stride(p) &&
-           p.blocks <= (warps_of_rows(p) < kMostWarps ? kShort : kShortest);
+    if (p.token_stride != 1 || !has_small_stride(p) || p.blocks > kShort) return false;
+    const int64_t warps = warps_of_rows(p);
+    return p.blocks <= kShortest || (warps >= kLeastWarps && warps <= kMostWarps);
   }
 };
 

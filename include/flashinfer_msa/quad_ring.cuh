@@ -49,7 +49,7 @@ struct QuadRing {
     blocks_ -= kBlocks;
   }
 
-  // Leaves out so many tiles.
+  // Leaves out so many tiles, or goes back.
   FLASHINFER_MSA_DEVICE void skip(int tiles) {
     next_ += int64_t{tiles} * kBlocks * block_stride_;
     blocks_ -= tiles * kBlocks;

@@ -51,6 +51,8 @@ struct Grid {
 // Whether the kernels that step from block to block in 32 bits may serve the call.
 inline bool has_small_stride(const Params& p) { return p.block_stride <= INT32_MAX; }
 
+inline int64_t rows_of(const Params& p) { return int64_t{p.heads} * p.tokens; }
+
 constexpr int kMaxHeads = 65535;  // of one launch: a grid's y goes no further
 
 inline Grid grid_of_heads(const Params& p, int x) {

@@ -4,7 +4,7 @@
 //
 // The blocks are split into a slice for each warp, which streams through shared memory tile by
 // tile; the warps need each other only at the beginning and at the end.
-//  1. The leaders of groups of every slice's first tiles give each row a lower bound.
+//  1. The leaders of groups of a tile at either end of every slice give each row a lower bound.
 //  2. Each warp lists the scores of its slice that reach the bound. A list that fills up is cut
 //     back to its best, and the bound rises for this warp.
 //  3. The lists, one after the other, are in block order; one warp a row chooses among them.
@@ -68,26 +68,36 @@ struct RowsInSlices {
     const int token = first_token + Quads::row() < last ? first_token + Quads::row() : last;
     wait_for_producer(params.scores);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
-    const Row<Policy> row(params, token);
+    const int limit = Row<Policy>::limit(params, token);
+    // As if some row had all blocks: where slices begin depends on the extents.
+    int tiles = tiles_for(params.blocks);  // of a slice
+    int end_tile = end_tile_for(params.blocks);
+    copy_first(ring, warp_index() * tiles, end_tile);
+    const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
     const int longest = warp_max(row.end);
     if (longest <= ShortRow<Policy>::kBlocks) {
+      wait_copies<0>();
+      sync_block();  // short rows take the place of the rings
       return ShortRow<Policy>::template run_rows<Quads, kWarps>(params, head, first_token, row,
                                                                 smem.short_row);
     }
-    constexpr int kStep = kWarps * Ring::kBlocks;
-    const int tiles = (longest + kStep - 1) / kStep;  // of a slice
-    ring.skip(warp_index() * tiles);
-    FLASHINFER_MSA_UNROLL_BY(1)
-    for (int t = 0; t < kTiles; ++t) {
-      if (t < tiles) ring.copy_next(t);
-      commit_copies();
+    if (tiles != tiles_for(longest) || end_tile != end_tile_for(longest)) {
+      const int past = warp_index() * tiles + end_tile + 1;
+      tiles = tiles_for(longest);
+      end_tile = end_tile_for(longest);
+      wait_copies<0>();
+      sync_warp();
+      copy_first(ring, warp_index() * tiles - past, end_tile);
     }
     // The lane's first block, and what of the row's middle lies from there on.
     const int first = warp_index() * tiles * Ring::kBlocks + Quads::member() * kItems;
     const int begin = row.begin - first, end = row.end - first;
 
-    float least = first_bound(ring, tiles, begin, end, wanted);
+    float least = first_bound(ring, end_tile, begin, end, wanted);
+    ring.skip(-end_tile);
+    if (tiles > 1) ring.copy_next(1);
+    commit_copies();
     List list{smem.list[warp_index()]};
     FLASHINFER_MSA_UNROLL_BY(1)
     for (int t = 0, place = 0; t < tiles; ++t) {
@@ -113,21 +123,48 @@ struct RowsInSlices {
   }
 
  private:
-  // What a score must reach to be among the best: what `wanted` groups' leaders of the first tiles
-  // do.
-  FLASHINFER_MSA_DEVICE float first_bound(const Ring& ring, int tiles, int begin, int end,
+  // Tiles of a slice, where there are so many blocks.
+  static FLASHINFER_MSA_DEVICE int tiles_for(int blocks) {
+    constexpr int kStep = kWarps * Ring::kBlocks;
+    return (blocks + kStep - 1) / kStep;
+  }
+
+  // The warp's last tile that has enough of them to choose from, 0 if there is none.
+  static FLASHINFER_MSA_DEVICE int end_tile_for(int blocks) {
+    const int whole = tiles_for(blocks) * Ring::kBlocks;
+    const int rest = blocks - warp_index() * whole;
+    const int most = rest < whole ? rest : whole;
+    return most < kWidth ? 0 : (most - kWidth) / Ring::kBlocks;
+  }
+
+  // Starts to copy the first tile of a slice that begins so many tiles on, and one at its end.
+  static FLASHINFER_MSA_DEVICE void copy_first(Ring& ring, int skipped, int end_tile) {
+    ring.skip(skipped);
+    ring.copy_next(0);
+    commit_copies();
+    if (end_tile > 0) {
+      ring.skip(end_tile - 1);
+      ring.copy_next(1);
+    }
+    commit_copies();
+  }
+
+  // What a score must reach to be among the best: what `wanted` groups' leaders of a tile at either
+  // end of the slices do. Of scores that rise all along nearly all would reach what the first do.
+  FLASHINFER_MSA_DEVICE float first_bound(const Ring& ring, int end_tile, int begin, int end,
                                           int wanted) {
     float leader[kLeaders];
     FLASHINFER_MSA_UNROLL
     for (int g = 0; g < kLeaders; ++g) leader[g] = no_score();
-    wait_copies<0>();
-    sync_warp();
+    static_assert(kTiles == 2, "one tile of either end");
     FLASHINFER_MSA_UNROLL
     for (int t = 0; t < kTiles; ++t) {
+      t == 0 ? wait_copies<1>() : wait_copies<0>();
+      sync_warp();
       float score[kItems];
       ring.read(t, score);
-      const int done = t * Ring::kBlocks;
-      const uint32_t inside = t < tiles ? bits_between(begin - done, end - done) : 0;
+      const int done = t == 0 ? 0 : end_tile * Ring::kBlocks;
+      const uint32_t inside = t == 0 || end_tile > 0 ? bits_between(begin - done, end - done) : 0;
       if (warp_any(inside != ~0u)) {
         FLASHINFER_MSA_UNROLL
         for (int i = 0; i < kItems; ++i) {

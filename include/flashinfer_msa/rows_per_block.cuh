@@ -27,7 +27,7 @@ struct RowsPerBlock {
   static constexpr int kRows = kRowsT;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kStretch = Group::kMembers * kItems;  // of a warp
-  static constexpr int kChunk = kWarps * kStretch;           // the most blocks of a row
+  static constexpr int kBlocks = kWarps * kStretch;          // the most of a row
   using Leaders = GroupLeaders<Group, kWarps, groups_per_lane(Policy::kTopK)>;
   static constexpr int kGroups = Leaders::kGroups;    // of a row
   static constexpr int kLeaders = Leaders::kLeaders;  // of a thread
@@ -111,7 +111,7 @@ struct RowsPerBlock {
     // One part is the rule: the scores of all warps. Where too much passes for the lists, it is the
     // next warp's alone, and lists that have grown are cut back to their best.
     for (int part = 0; part < kWarps;) {
-      part = append(score, first, part, passing, total);
+      part = append(score, first, part, wanted, passing, total);
       if (part < kWarps && warp_any(total > kGroups)) {
         Group::template for_each_row<kWarps>(
             [&](int r) { narrow(r, warp_shuffle(total, r), wanted); });
@@ -124,13 +124,14 @@ struct RowsPerBlock {
   }
 
   // Lists the scores that pass, in order, of the warps from `part` on. Answers which comes next.
-  FLASHINFER_MSA_DEVICE int append(const float (&score)[kItems], int first, int part, float passing,
-                                   int& total) {
+  FLASHINFER_MSA_DEVICE int append(const float (&score)[kItems], int first, int part, int wanted,
+                                   float passing, int& total) {
     const int count = Group::count(score, passing);
     int passes = warp_index() >= part ? count : 0;
     int all = 0, next = kWarps;
     int before = count_before(passes, smem.count[0], all);
     if (FLASHINFER_MSA_UNLIKELY(warp_any(total + all > kCapacity))) {
+      if (part == 0 && append_few_ties(score, first, wanted, passing, total)) return kWarps;
       passes = warp_index() == part ? passes : 0;
       before = count_before(passes, smem.count[1], all);
       next = part + 1;
@@ -143,6 +144,40 @@ struct RowsPerBlock {
     total += all;
     sync_block();
     return next;
+  }
+
+  // Lists what passes, but of the scores that only just do no more than are wanted, the first:
+  // where many are equal, few matter. Answers false, and lists nothing, if the lists have no room.
+  FLASHINFER_MSA_DEVICE bool append_few_ties(const float (&score)[kItems], int first, int wanted,
+                                             float passing, int& total) {
+    constexpr int kEqual = 1 << 16;  // their count is in the upper half of a word
+    const float least = from_ordered_bits(ordered_bits(passing) + 1);
+    int counts = 0, all = 0;
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kItems; ++i) {
+      counts += score[i] == least ? kEqual : !(score[i] <= least) ? 1 : 0;
+    }
+    const int before = count_before(counts, smem.count[1], all);
+    const int equal_all = all / kEqual;
+    const int all_kept = all % kEqual + (equal_all < wanted ? equal_all : wanted);
+    if (warp_any(all_kept > kCapacity)) {
+      sync_block();  // the counts have been read
+      return false;
+    }
+    int equal = before / kEqual;
+    int at = before % kEqual + (equal < wanted ? equal : wanted);
+    List& list = smem.list[Group::row()];
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kItems; ++i) {
+      const bool is_equal = score[i] == least;
+      if (is_equal ? equal++ < wanted : !(score[i] <= least)) {
+        list.score[at] = score[i];
+        list.block[at++] = first + i;
+      }
+    }
+    total = all_kept;
+    sync_block();
+    return true;
   }
 
   // The row's sum over lower warps and lanes, and over all of them in `all`.

@@ -35,6 +35,10 @@ FLASHINFER_MSA_DEVICE float next_below(float x) {
 FLASHINFER_MSA_DEVICE float least_reaching(float x) {
   return larger(x == 0.0f ? bits_float(0x80000000u) : x, least_score());
 }
+// The same for upper halves, of x and of scores.
+FLASHINFER_MSA_DEVICE float least_half_reaching(float x) {
+  return larger(x == 0.0f ? bits_float(0x80000000u) : x, bits_float(0xff7f0000u));
+}
 FLASHINFER_MSA_DEVICE float least_exceeding(float x) {
   const float above = from_ordered_bits(ordered_bits(x) + 1);  // NaN for +inf
   return smaller(x == 0.0f ? bits_float(0x00000001u) : above, infinity());

@@ -30,6 +30,12 @@ struct FewRows {
 };
 
 template <class Policy>
+struct SomeRows {
+  static cudaError_t prepare();
+  static cudaError_t launch(const Params& params, cudaStream_t stream);
+};
+
+template <class Policy>
 struct ManyRows {
   static cudaError_t prepare();
   static cudaError_t launch(const Params& params, cudaStream_t stream);
@@ -39,16 +45,12 @@ template <class Policy>
 struct TopKSelect {
   // Wider selections than this would not fit the registers of RowPerLane's sorting networks.
   static constexpr bool kHasManyRows = Policy::kTopK <= 32;
-  // Rows from which a lane or a quad of lanes a row wins over a thread block or its share.
-  static constexpr int64_t kManyRows = 4096;
-  static constexpr int64_t kManyShortRows = 2048;   // up to kShort blocks, adjacent tokens
-  static constexpr int64_t kManyMiddleRows = 5120;  // from there to kMiddle blocks, likewise
-  static constexpr int kShort = 128, kMiddle = 512;
 
   // Readies the kernels on the current GPU, and answers bits of Params::Feature.
   static cudaError_t prepare(int32_t& features) {
     cudaError_t error = find_features<Policy>(features);
     if (error == cudaSuccess) error = FewRows<Policy>::prepare();
+    if (error == cudaSuccess) error = SomeRows<Policy>::prepare();
     if (!kHasManyRows || error != cudaSuccess) return error;
     return ManyRows<Policy>::prepare();
   }
@@ -61,20 +63,33 @@ struct TopKSelect {
     params.aligned = lines_are_aligned(params);
     params.features = c.features;
     for (params.first_head = 0; params.first_head < params.heads; params.first_head += kMaxHeads) {
-      const cudaError_t error = has_many_rows(params) ? ManyRows<Policy>::launch(params, c.stream)
-                                                      : FewRows<Policy>::launch(params, c.stream);
+      const cudaError_t error = has_many_rows(params)   ? ManyRows<Policy>::launch(params, c.stream)
+                                : has_some_rows(params) ? SomeRows<Policy>::launch(params, c.stream)
+                                                        : FewRows<Policy>::launch(params, c.stream);
       if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
   }
 
  private:
+  static bool has_adjacent_tokens(const Params& p) {
+    return p.token_stride == 1 && has_small_stride(p);
+  }
+
+  static bool has_some_rows(const Params& p) {
+    return has_adjacent_tokens(p) && p.tokens >= 4 && rows_of(p) >= (p.blocks <= 512 ? 64 : 128);
+  }
+
   static bool has_many_rows(const Params& p) {
-    int64_t bound = kManyRows;
-    if (p.token_stride == 1 && has_small_stride(p)) {
-      if (p.blocks <= kMiddle) bound = p.blocks <= kShort ? kManyShortRows : kManyMiddleRows;
+    return kHasManyRows && rows_of(p) >= least_many_rows(p);
+  }
+
+  // Rows from which a lane or a quad of lanes a row wins over a warp or a thread block.
+  static int64_t least_many_rows(const Params& p) {
+    if (has_adjacent_tokens(p)) {
+      return p.blocks <= 128 ? 5632 : p.blocks <= 384 ? 7168 : p.blocks <= 512 ? 3072 : 2304;
     }
-    return kHasManyRows && int64_t{p.heads} * p.tokens >= bound;
+    return p.blocks <= 2048 ? 4096 : 2304;
   }
 
   // Whether all that lies together starts at multiples of 16 bytes, so that it can be copied so.

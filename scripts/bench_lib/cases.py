@@ -66,31 +66,33 @@ def recorded() -> list[Case]:
 def bounds() -> list[Case]:
     """Return the last case before each bound of the dispatch, and the first behind it."""
     blocks = {  # tokens, of 4 heads: the blocks before a bound
-        1: (128, 512, 2048, 8192),
-        64: (256, 512, 2048, 8192),
-        256: (128, 512, 2048),
-        1024: (512,),
-        2048: (192,),
-        8192: (128,),
+        1: (128, 256, 512, 1024, 2048, 8192),
+        64: (128, 256, 512, 2048, 4096, 8192),
+        256: (128, 256, 384, 512, 2048, 4096),
+        1024: (384,),
+        2048: (128,),
+        4096: (256,),
     }
     rows = {  # blocks: the first tokens of 4 heads behind a bound
-        128: (512,),
-        150: (6369,),  # of warps, as 3,169
-        256: (128, 1280),
-        512: (64, 128, 1280),
+        128: (16, 192, 1408),
+        200: (3169, 5569),  # of warps
+        256: (16, 192, 1792),
+        384: (192, 1792),
+        512: (16, 192, 768),
         600: (32, 128),
-        2048: (32, 128, 1024, 3169),
-        8192: (32, 128, 1024),
-        9000: (32, 1024),
+        2048: (32, 128, 576),
+        4096: (32, 128),
+        8192: (32, 128),
+        9000: (32, 576),
     }
-    for_p = {128: (1024, 3169), 512: (1024,), 2048: (1024, 3169)}  # where blocks lie together
+    for_p = {128: (1024,), 2048: (1024,), 8192: (576,)}  # where blocks lie together
     pairs = [(p + more, s) for s, ends in blocks.items() for p in ends for more in (0, 1)]
     pairs += [(p, s - less) for p, starts in rows.items() for s in starts for less in (1, 0)]
     cases = [Case("prefill" if s >= 512 else "decode", 4, p, s) for p, s in pairs]
-    ends = [(p + more, 64) for p in (128, 512, 2048, 8192) for more in (0, 1)]
+    ends = [(p + more, 64) for p in (512, 2048, 8192) for more in (0, 1)]
     ends += [(p, s - less) for p, starts in for_p.items() for s in starts for less in (1, 0)]
     cases += [Case("prefill" if s >= 512 else "decode", 4, p, s, order="P") for p, s in ends]
-    one_head = [Case("prefill", 1, 2048, tokens) for tokens in (8448, 8449)]  # of warps
+    one_head = [Case("prefill", 1, 2048, n) for n in (8448, 8449, 12_768, 12_769)]  # of warps
     return cases + [replace(case, order=order) for case in one_head for order in "SP"]
 
 

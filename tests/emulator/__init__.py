@@ -27,9 +27,13 @@ from flashinfer_msa.spec import TopKSelectSpec
 
 POLICIES = ("forward", "backward", "random")
 # Who chooses the kernel. "some" and "some_many" are the kernels for some rows a thread block,
-# whatever the number of rows, and want tokens that lie together; "lean", "wide" and "wider" those
-# for a row a lane.
-FAMILIES = ("dispatch", "few", "many", "some", "some_many", "lean", "wide", "wider")
+# whatever the number of rows, "slices", "halves" and "halves_many" those for the longest of them,
+# whatever their length, "quad" that for a quad of lanes a row; all want tokens that lie together.
+# "lean", "wide" and "wider" are those for a row a lane.
+FAMILIES = (
+    "dispatch", "few", "many", "some", "some_many", "slices", "halves", "halves_many", "quad",
+    "lean", "wide", "wider",
+)  # fmt: skip
 ALL_FEATURES = -1
 
 

@@ -213,6 +213,15 @@ inline uint32_t mark_if_short(uint32_t marks, float score, float least) {
   return marks << 1 | (difference == difference ? float_bits(difference) >> 31 : 0u);
 }
 
+inline uint32_t bytes_if_short(HalfPair a, HalfPair b, HalfPair least) {
+  // Here a difference may round where halves would not; its sign is the same.
+  const auto byte_if_short = [](float x, float least) { return mark_if_short(0, x, least) * 255u; };
+  return byte_if_short(lower_of(a), lower_of(least)) << 24 |
+         byte_if_short(upper_of(a), upper_of(least)) << 16 |
+         byte_if_short(lower_of(b), lower_of(least)) << 8 |
+         byte_if_short(upper_of(b), upper_of(least));
+}
+
 inline void count_if_exceeds(int& count, float a, float b) { count += a > b; }
 inline void count_if_passes(int& count, float score, float passing) {
   count += !(score <= passing);  // NaN passes

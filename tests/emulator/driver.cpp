@@ -70,20 +70,30 @@ std::vector<uint8_t> elements_of_rows(const Header& h) {
 template <class Policy>
 cudaError_t launch_family(int64_t family, const flashinfer_msa::Params& params) {
   using namespace flashinfer_msa;
-  using Some = SomeRowsKernels<Policy>;
   if (family == 1) return FewRows<Policy>::launch(params, nullptr);
   if (family == 2) return ManyRows<Policy>::launch(params, nullptr);
-  if (family == 3) return Some::launch(params, Some::kSome, nullptr);
-  if (family == 4) return Some::launch(params, Some::kMany, nullptr);
+  using Long = LongRowsKernels<Policy>;
+  if (family == 3 || family == 4) {
+    using Short = ShortRowsKernels<Policy>;
+    return params.blocks <= Short::UpTo512::kBlocks
+               ? Short::launch(params, family == 3 ? 1 : Short::kMany, nullptr)
+               : Long::launch(params, family == 3 ? 1 : Long::kMany, nullptr);
+  }
+  if (family == 5) return launch_kernel<typename Long::Longer>(params, nullptr);
+  if (family == 6) return launch_kernel<typename Long::UpTo8192>(params, nullptr);
+  if constexpr (Long::kNarrow) {
+    if (family == 7) return launch_kernel<typename Long::ManyUpTo8192>(params, nullptr);
+  }
   if constexpr (TopKSelect<Policy>::kHasManyRows) {
+    if (family == 8) return launch_kernel<typename QuadKernel<Policy>::Quad>(params, nullptr);
     using TokensTogether = ManyRowsKernels<Policy, false>;
     using BlocksTogether = ManyRowsKernels<Policy, true>;
     const bool tokens = params.token_stride == 1;
-    if (family == 5) {
+    if (family == 9) {
       return tokens ? launch_kernel<typename TokensTogether::Lean>(params, nullptr)
                     : launch_kernel<typename BlocksTogether::Lean>(params, nullptr);
     }
-    if (family == 6) {
+    if (family == 10) {
       return tokens ? launch_kernel<typename TokensTogether::Wide>(params, nullptr)
                     : launch_kernel<typename BlocksTogether::Wide>(params, nullptr);
     }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel scope: a thread block for a few rows of adjacent tokens, as RowsPerBlock, where they are
+// so long that its registers hold no more than the upper halves of their scores. All loads go out
+// at once, and no score waits for a bound.
+//  1. Each lane reads a contiguous stretch of one row. The leaders of groups give the row a lower
+//     bound, of which the upper half is enough.
+//  2. Blocks that reach it are listed, without their scores: the few of those are read once more.
+//  3. One warp a row chooses among what is listed, and writes.
+// Where more reach the bound than a list has room for, RowsPerBlock or RowsInSlices takes over.
+#pragma once
+
+#include <type_traits>
+
+#include "rows_in_slices.cuh"
+#include "rows_per_block.cuh"
+#include "score_halves.cuh"
+
+namespace flashinfer_msa {
+
+template <class PolicyT, int kRowsT, int kWarpsT, int kItemsT>
+struct RowsByHalves {
+  using Policy = PolicyT;
+  using Score = typename Policy::Score;
+  using Group = RowGroup<kRowsT>;
+  static constexpr int kRows = kRowsT;
+  static constexpr int kWarps = kWarpsT;
+  static constexpr int kItems = kItemsT;  // scores of a lane
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kStretch = Group::kMembers * kItems;  // of a warp
+  static constexpr int kBlocks = kWarps * kStretch;          // the most of a row
+  static constexpr int kPart = ScoreHalves::kItems;          // that are read at once
+  static constexpr int kParts = kItems / kPart;
+  static_assert(kItems % kPart == 0, "whole parts");
+  using Leaders = GroupLeaders<Group, kWarps, groups_per_lane(Policy::kTopK)>;
+  static constexpr int kCapacity = 256;
+  using Candidates = CandidateList<Policy::kTopK, kCapacity>;
+
+  // The kernel for what is rare.
+  using Other = std::conditional_t<kRows == Quads::kRows, RowsInSlices<Policy, kWarps>,
+                                   RowsPerBlock<Policy, kRows, kWarps, kItems>>;
+  static_assert(Other::kRows == kRows && Other::kThreads == kThreads, "it takes over as it is");
+  struct Own {
+    union {
+      Candidates candidates[kRows];
+      typename ShortRow<Policy>::Storage short_row[kRows];
+    };
+    typename Leaders::Storage leaders;
+    float bound[kRows];
+    int32_t count[kWarps][kRows];
+  };
+  union Storage {
+    Own own;
+    typename Other::Storage other;
+  };
+
+  const Params& params;
+  Storage& smem;
+
+  static Grid grid(const Params& p) { return grid_of_heads(p, (p.tokens + kRows - 1) / kRows); }
+
+  FLASHINFER_MSA_DEVICE void run() {
+    const int head = params.first_head + block_y();
+    const int first_token = block_x() * kRows;
+    const int last = params.tokens - 1;
+    const int token = first_token + Group::row() < last ? first_token + Group::row() : last;
+    const int first = warp_index() * kStretch + Group::member() * kItems;  // block
+    const Score* next = RowScores<Policy>(params, head, token).of(first);
+    wait_for_producer(next);
+    const int limit = Row<Policy>::limit(params, token);
+    const int stride = in_register(static_cast<int>(params.block_stride));
+    ScoreHalves part[kParts];
+    read(next, stride, params.blocks - first, part[0]);  // before the extents are known
+    const Row<Policy> row = Row<Policy>::of_limit(params, limit);
+    const int wanted = Policy::wanted(params);
+    if (warp_max(row.end) <= ShortRow<Policy>::kBlocks) {
+      return ShortRow<Policy>::template run_rows<Group, kWarps>(params, head, first_token, row,
+                                                                smem.own.short_row);
+    }
+    const int begin = row.begin - first, end = row.end - first;
+    FLASHINFER_MSA_UNROLL
+    for (int i = 1; i < kParts; ++i) {
+      read(next + int64_t{i * kPart} * stride, stride, end - i * kPart, part[i]);
+    }
+    static_assert(Policy::kTopK <= kPart, "a forced block is in the first part");
+    const bool is_whole = begin <= 0 && end >= kPart;
+    const HalfPair least = first_bound(part, is_whole ? 0 : 1, wanted);
+    uint32_t marks[kParts];
+    int count = 0;
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      marks[i] = part[i].reaching(least) & bits_between(begin - i * kPart, end - i * kPart);
+      count += count_bits(marks[i]);
+    }
+    int all;
+    const int before = count_before(count, all);
+    if (FLASHINFER_MSA_UNLIKELY(warp_any(all > kCapacity))) {
+      sync_block();  // the other kernel's storage takes the place of this one's
+      return Other{params, smem.other}.run();
+    }
+    int32_t* to = &smem.own.candidates[Group::row()].block[before];
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      for (; marks[i] != 0; ++to) {
+        const int item = leading_zeros(marks[i]);
+        *to = first + i * kPart + item;
+        marks[i] &= ~(0x80000000u >> item);
+      }
+    }
+    sync_block();
+    Group::template for_each_row<kWarps>([&](int r) {
+      if (first_token + r >= params.tokens) return;
+      const RowScores<Policy> scores(params, head, first_token + r);
+      Candidates& list = smem.own.candidates[r];
+      const int total = warp_shuffle(all, r);
+      for (int i = lane_index(); i < total; i += kWarpSize) {
+        list.score[i] = load_score(scores.of(list.block[i]));
+      }
+      list.write_best(RowWriter<Policy>(params, head, first_token + r), Group::of_row(row, r),
+                      total, wanted);
+    });
+  }
+
+ private:
+  // Reads scores of a stretch, of which `items` exist.
+  static FLASHINFER_MSA_DEVICE void read(const Score* next, int stride, int items,
+                                         ScoreHalves& part) {
+    float score[kPart];
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kPart; ++i) {
+      score[i] = load_score_if(i < items, next + int64_t{i} * stride);
+    }
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kPart; ++i) score[i] = nan_as_infinity(score[i]);
+    part.take(score);
+  }
+
+  // The upper half of what a score must reach to be among the best, by the parts from `from` on.
+  FLASHINFER_MSA_DEVICE HalfPair first_bound(const ScoreHalves (&part)[kParts], int from,
+                                             int wanted) {
+    constexpr int kPairs = Leaders::kLeaders / 2;
+    static_assert(ScoreHalves::kPairs % kPairs == 0, "items are dealt evenly to groups");
+    HalfPair best[kPairs];
+    FLASHINFER_MSA_UNROLL
+    for (int g = 0; g < kPairs; ++g) best[g] = upper_halves(no_score(), no_score());
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      if (i < from) continue;
+      FLASHINFER_MSA_UNROLL
+      for (int j = 0; j < ScoreHalves::kPairs; ++j) {
+        best[j % kPairs] = larger(best[j % kPairs], part[i].pair[j]);
+      }
+    }
+    float leader[Leaders::kLeaders];
+    FLASHINFER_MSA_UNROLL
+    for (int g = 0; g < kPairs; ++g) {
+      leader[2 * g] = lower_of(best[g]);
+      leader[2 * g + 1] = upper_of(best[g]);
+    }
+    Leaders leaders{smem.own.leaders};
+    leaders.put(leader);
+    sync_block();
+    Group::template for_each_row<kWarps>([&](int r) {
+      const float bound = leaders.bound(r, wanted, smem.own.candidates[r].leader);
+      if (lane_index() == 0) smem.own.bound[r] = least_half_reaching(bound);
+    });
+    sync_block();
+    const float bound = smem.own.bound[Group::row()];
+    return upper_halves(bound, bound);
+  }
+
+  // The row's sum over lower warps and lanes, and over all of them in `all`.
+  FLASHINFER_MSA_DEVICE int count_before(int mine, int& all) {
+    int before = Group::sum_before(mine, all);
+    if (Group::member() == 0) smem.own.count[warp_index()][Group::row()] = all;
+    sync_block();
+    all = 0;
+    FLASHINFER_MSA_UNROLL
+    for (int w = 0; w < kWarps; ++w) {
+      const int theirs = smem.own.count[w][Group::row()];
+      before += w < warp_index() ? theirs : 0;
+      all += theirs;
+    }
+    return before;
+  }
+};
+
+}  // namespace flashinfer_msa
