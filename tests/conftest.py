@@ -4,6 +4,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 
 import pytest
 import scores
@@ -19,6 +20,10 @@ settings.load_profile("repeatable")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
+
+# What a shell starts in the background ignores it, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _MANY = 50  # tests on the GPU: from here on all shared kernels are needed
 
