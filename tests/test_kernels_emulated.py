@@ -187,7 +187,7 @@ def dispatch_calls(spec: TopKSelectSpec) -> Iterator[Call]:
 
 
 def check(spec: TopKSelectSpec, calls: list[Call], check: str = "races") -> Answers:
-    answers = emulator(spec, check).run(calls)
+    answers = emulator(spec, check).run_side_by_side(calls)
     for call, output in zip(calls, answers.outputs, strict=True):
         expected = msa_topk_select_reference(
             call.scores, call.topk, call.extent, call.begin, call.end

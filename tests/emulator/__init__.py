@@ -6,12 +6,13 @@ The emulated calls run in a process of their own, so that a finding of a sanitiz
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -77,8 +78,9 @@ class Call:
         bits(view)[:heads].copy_(bits(self.values)[:heads])
         return view
 
-    def pack(self) -> bytes:
-        """Return the case as the driver reads it."""
+    @cached_property
+    def packed(self) -> bytes:
+        """The case as the driver reads it."""
         heads, blocks, tokens = self.scores.shape
         memory = self.scores.as_strided((self.scores.untyped_storage().nbytes()
                                          // self.scores.element_size(),), (1,))  # fmt: skip
@@ -157,7 +159,7 @@ class Emulator:
         program = self._program.result()
         with tempfile.TemporaryDirectory(dir=folder()) as scratch:
             cases, answers = Path(scratch, "cases"), Path(scratch, "answers")
-            cases.write_bytes(b"".join(call.pack() for call in calls))
+            cases.write_bytes(b"".join(call.packed for call in calls))
             try:
                 done = run_program(program, cases, answers, mutant=mutant, timeout=timeout)
             except subprocess.TimeoutExpired:
@@ -172,6 +174,18 @@ class Emulator:
                 )
             flat = np.fromfile(answers, np.int32)
         return Answers(list(_split(flat, calls)), *_kernels(log))
+
+    def run_side_by_side(self, calls: Sequence[Call]) -> Answers:
+        """Run calls as `run` does, in as many processes as there are cores."""
+        count = max(1, min(os.cpu_count() or 1, len(calls)))
+        with ThreadPoolExecutor(count) as pool:
+            parts = list(pool.map(self.run, [calls[i::count] for i in range(count)]))
+        places = [(parts[i % count], i // count) for i in range(len(calls))]
+        return Answers(
+            [part.outputs[at] for part, at in places],
+            [part.launched[at] for part, at in places],
+            parts[0].prepared,
+        )
 
 
 def _split(flat: np.ndarray[Any, Any], calls: Iterable[Call]) -> Iterable[torch.Tensor]:
