@@ -14,7 +14,7 @@ namespace flashinfer_msa {
 //             512  2x8  1.39  4x4  1.44      8,192  8x32 2.45  16x16 2.54
 //           1,024  4x8  1.46  8x8  1.67
 template <class Policy>
-struct OneRowKernels {
+struct FewRowsKernels {
   using UpTo128 = RowPerBlock<Policy, 1, 4>;
   using UpTo256 = RowPerBlock<Policy, 1, 8>;
   using UpTo512 = RowPerBlock<Policy, 2, 8>;
@@ -22,30 +22,27 @@ struct OneRowKernels {
   using UpTo2048 = RowPerBlock<Policy, 8, 8>;
   using UpTo8192 = RowPerBlock<Policy, 8, 32>;
   using Longer = RowPerBlock<Policy, 8, 32, true>;
-
-  static cudaError_t prepare() {
-    return prepare_kernels<UpTo128, UpTo256, UpTo512, UpTo1024, UpTo2048, UpTo8192, Longer>();
-  }
-
-  static cudaError_t launch(const Params& params, cudaStream_t stream) {
-    if (params.blocks <= UpTo128::kChunk) return launch_kernel<UpTo128>(params, stream);
-    if (params.blocks <= UpTo256::kChunk) return launch_kernel<UpTo256>(params, stream);
-    if (params.blocks <= UpTo512::kChunk) return launch_kernel<UpTo512>(params, stream);
-    if (params.blocks <= UpTo1024::kChunk) return launch_kernel<UpTo1024>(params, stream);
-    if (params.blocks <= UpTo2048::kChunk) return launch_kernel<UpTo2048>(params, stream);
-    if (params.blocks <= UpTo8192::kChunk) return launch_kernel<UpTo8192>(params, stream);
-    return launch_kernel<Longer>(params, stream);
-  }
 };
 
 template <class Policy>
 cudaError_t FewRows<Policy>::prepare() {
-  return OneRowKernels<Policy>::prepare();
+  using K = FewRowsKernels<Policy>;
+  return prepare_kernels<typename K::UpTo128, typename K::UpTo256, typename K::UpTo512,
+                         typename K::UpTo1024, typename K::UpTo2048, typename K::UpTo8192,
+                         typename K::Longer>();
 }
 
 template <class Policy>
 cudaError_t FewRows<Policy>::launch(const Params& params, cudaStream_t stream) {
-  return OneRowKernels<Policy>::launch(params, stream);
+  using K = FewRowsKernels<Policy>;
+  const int blocks = params.blocks;
+  if (blocks <= K::UpTo128::kChunk) return launch_kernel<typename K::UpTo128>(params, stream);
+  if (blocks <= K::UpTo256::kChunk) return launch_kernel<typename K::UpTo256>(params, stream);
+  if (blocks <= K::UpTo512::kChunk) return launch_kernel<typename K::UpTo512>(params, stream);
+  if (blocks <= K::UpTo1024::kChunk) return launch_kernel<typename K::UpTo1024>(params, stream);
+  if (blocks <= K::UpTo2048::kChunk) return launch_kernel<typename K::UpTo2048>(params, stream);
+  if (blocks <= K::UpTo8192::kChunk) return launch_kernel<typename K::UpTo8192>(params, stream);
+  return launch_kernel<typename K::Longer>(params, stream);
 }
 
 }  // namespace flashinfer_msa

@@ -55,9 +55,16 @@ inline int64_t rows_of(const Params& p) { return int64_t{p.heads} * p.tokens; }
 
 constexpr int kMaxHeads = 65535;  // of one launch: a grid's y goes no further
 
-inline Grid grid_of_heads(const Params& p, int x) {
+// For thread blocks that take so many tokens of a head each.
+inline Grid grid_of_tokens(const Params& p, int tokens) {
   const int heads = p.heads - p.first_head;
-  return {x, heads < kMaxHeads ? heads : kMaxHeads};
+  return {(p.tokens + tokens - 1) / tokens, heads < kMaxHeads ? heads : kMaxHeads};
+}
+
+// That token, or where there are not so many the last, whose threads then have company.
+FLASHINFER_MSA_DEVICE int existing_token(const Params& p, int token) {
+  const int last = p.tokens - 1;
+  return token < last ? token : last;
 }
 
 // A force count of -1 leaves both counts, and topk up to kTopK, to run time: the generic build.

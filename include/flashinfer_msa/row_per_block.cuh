@@ -40,7 +40,7 @@ struct RowPerBlock {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_heads(p, p.tokens); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, 1); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();

@@ -61,16 +61,14 @@ struct RowPerLane {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) {
-    return grid_of_heads(p, (p.tokens + kWarpSize - 1) / kWarpSize);
-  }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kWarpSize); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int first_token = block_x() * kWarpSize;
-    const int token = first_token + lane_index();
+    const int token = existing_token(params, first_token + lane_index());
     const int head = params.first_head + block_y();
     wait_for_producer(params.scores);
-    const int limit = Row<Policy>::limit(params, token < params.tokens ? token : params.tokens - 1);
+    const int limit = Row<Policy>::limit(params, token);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
     // As if some row had all blocks: where slices begin depends on the extents.
     const int tiles = Slice::tiles_for(params.blocks);

@@ -42,16 +42,12 @@ struct RowPerQuad {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) {
-    constexpr int kTokens = kWarps * Quads::kRows;
-    return grid_of_heads(p, (p.tokens + kTokens - 1) / kTokens);
-  }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kWarps * Quads::kRows); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
     const int first_token = (block_x() * kWarps + warp_index()) * Quads::kRows;
-    const int last = params.tokens - 1;
-    const int token = first_token + Quads::row() < last ? first_token + Quads::row() : last;
+    const int token = existing_token(params, first_token + Quads::row());
     const RowScores<Policy> scores(params, head, token);
     wait_for_producer(scores.first);
 
@@ -84,7 +80,7 @@ struct RowPerQuad {
     }
     choose(list, row, wanted);
     sync_warp();
-    write({params, head, first_token}, last - first_token + 1);
+    write({params, head, first_token}, params.tokens - first_token);
   }
 
  private:

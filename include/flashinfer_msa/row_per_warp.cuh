@@ -41,14 +41,15 @@ struct RowPerWarp {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_heads(p, (p.tokens + kRows - 1) / kRows); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
     const int first_token = block_x() * kRows;
     const int token = first_token + warp_index();
     const Score* next =
-        RowScores<Policy>(params, head, existing(first_token + Group::row())).of(place_read(0));
+        RowScores<Policy>(params, head, existing_token(params, first_token + Group::row()))
+            .of(place_read(0));
     wait_for_producer(next);
     float score[kItems];
     const int64_t stride = kWarps * Group::kMembers * params.block_stride;
@@ -56,7 +57,7 @@ struct RowPerWarp {
     for (int i = 0; i < kItems; ++i, next += stride) {
       score[i] = load_score_if(place_read(i) < params.blocks, next);
     }
-    const Row<Policy> row(params, existing(token));
+    const Row<Policy> row(params, existing_token(params, token));
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kItems; ++i) {
       smem.row[Group::row()].slot.score[place_read(i)] = score[i];
@@ -78,10 +79,6 @@ struct RowPerWarp {
   }
 
  private:
-  FLASHINFER_MSA_DEVICE int existing(int token) const {
-    return token < params.tokens ? token : params.tokens - 1;
-  }
-
   // The block of an item as it is read, of the row Group::row() ...
   static FLASHINFER_MSA_DEVICE int place_read(int item) {
     return (item * kWarps + warp_index()) * Group::kMembers + Group::member();

@@ -59,13 +59,12 @@ struct RowsInSlices {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_heads(p, (p.tokens + kRows - 1) / kRows); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
     const int first_token = block_x() * kRows;
-    const int last = params.tokens - 1;
-    const int token = first_token + Quads::row() < last ? first_token + Quads::row() : last;
+    const int token = existing_token(params, first_token + Quads::row());
     wait_for_producer(params.scores);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
     const int limit = Row<Policy>::limit(params, token);

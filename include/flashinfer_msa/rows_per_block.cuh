@@ -51,13 +51,12 @@ struct RowsPerBlock {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_heads(p, (p.tokens + kRows - 1) / kRows); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
     const int first_token = block_x() * kRows;
-    const int last = params.tokens - 1;
-    const int token = first_token + Group::row() < last ? first_token + Group::row() : last;
+    const int token = existing_token(params, first_token + Group::row());
     const int first = warp_index() * kStretch + Group::member() * kItems;  // block
     const Score* next = RowScores<Policy>(params, head, token).of(first);
     wait_for_producer(next);
