@@ -52,17 +52,11 @@ def _shared_kernels(request: pytest.FixtureRequest) -> None:
     """Build what most GPU tests share side by side, not one by one as the tests come to it."""
     marked = [item for item in request.session.items if item.get_closest_marker("gpu")]
     if len(marked) >= _MANY and _gpus():
-        from flashinfer_msa.spec import TopKSelectSpec
         from flashinfer_msa.warming import warmup
 
-        specs = [
-            TopKSelectSpec(s.topk, scores.DTYPE_NAMES[s.dtype], s.begin, s.end, extent)
-            for s in scores.SHARED_SPECS
-            for extent in ("token", "uniform")
-        ]
         # A kernel that cannot be built is reported by each test that calls it.
         with contextlib.suppress(RuntimeError):
-            warmup(specs)
+            warmup(scores.shared_builds())
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from flashinfer_msa.spec import TopKSelectSpec
+
 NAN, INF = float("nan"), float("inf")
 
 
@@ -36,6 +38,15 @@ ONE, FIVE, WIDE, WIDEST = (
 )  # fmt: skip
 # GPU tests draw from these, so that a run builds a dozen specialisations and no more.
 SHARED_SPECS = (PLAIN, LOCAL, SINK_LOCAL, SINK, HALF, BFLOAT, ONE, FIVE, WIDE, WIDEST)
+
+
+def shared_builds() -> list[TopKSelectSpec]:
+    """Return the builds of the shared specs, for either form of the extent."""
+    return [
+        TopKSelectSpec(spec.topk, DTYPE_NAMES[spec.dtype], spec.begin, spec.end, extent)
+        for spec in SHARED_SPECS
+        for extent in ("token", "uniform")
+    ]
 
 
 class Format(NamedTuple):
