@@ -48,19 +48,22 @@ class Floor:
 
     def empty(self) -> None:
         """Enqueue a kernel that does nothing."""
-        self._check(self.library.bench_empty(torch.cuda.current_stream().cuda_stream))
+        check_launch(self.library.bench_empty(torch.cuda.current_stream().cuda_stream))
 
     def read(self, scores: torch.Tensor) -> None:
         """Enqueue one read of every score."""
         stream = torch.cuda.current_stream().cuda_stream
         size = scores.numel() * scores.element_size()
         sink = self.sink.data_ptr()
-        self._check(self.library.bench_read(scores.data_ptr(), size, sink, self.processors, stream))
+        check_launch(
+            self.library.bench_read(scores.data_ptr(), size, sink, self.processors, stream)
+        )
 
-    @staticmethod
-    def _check(error: int) -> None:
-        if error:
-            raise RuntimeError(f"launch failed with CUDA error {error}")
+
+def check_launch(error: int) -> None:
+    """Raise if a launch failed."""
+    if error:
+        raise RuntimeError(f"launch failed with CUDA error {error}")
 
 
 def load_library(spec: FloorSpec, device: torch.device) -> ctypes.CDLL:

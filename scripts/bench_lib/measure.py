@@ -11,6 +11,7 @@ from bench_lib import peers
 from bench_lib.cases import Case
 from bench_lib.floor import Floor
 from bench_lib.inputs import buffers_for, make_inputs
+from bench_lib.limit import Limit, kernel_of
 from bench_lib.timing import Timing, launches_for, time_graph, time_host
 from flashinfer_msa.msa_ops import msa_topk_select
 
@@ -25,6 +26,7 @@ class Row:
     timing: Timing
     floor: float
     peers: dict[str, float] = field(default_factory=dict)
+    limit: float | None = None  # of the same reads alone, where that is known
 
     @property
     def time(self) -> float:
@@ -54,7 +56,7 @@ class Bench:
     def __init__(self, flush: bool, live_torch: bool) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.device)
-        self.floor = Floor(self.device)
+        self.floor, self.limit = Floor(self.device), Limit(self.device)
         self.flush = flush
         self.live_torch = live_torch
         # A record is of one GPU: on another it would mean nothing.
@@ -84,6 +86,13 @@ class Bench:
 
         floor = time_graph(read, launches, self.flush).median
         row = Row(case, time_graph(select, launches, self.flush), floor)
+        kernel = kernel_of(case)
+        if kernel is not None:
+
+            def read_alike(i: int) -> None:
+                self.limit.read(inputs.scores[i % count], inputs.outputs[i % count], kernel)
+
+            row.limit = time_graph(read_alike, launches, self.flush).median
         if case.is_standard:
             record = self.record.get(case.key, {})
             row.peers = {n: t for n, t in record.items() if n != "read_floor"}

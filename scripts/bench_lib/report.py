@@ -60,6 +60,8 @@ def print_rows(rows: list[Row]) -> None:
         if row.best_peer is not None:
             name, time = row.best_peer
             peer = f"{name} {time:.2f}  {row.speedup:.2f}x" + (" !" if row.speedup <= 1 else "")
+        if row.limit is not None:
+            peer += f"  reads alone {row.limit:.2f}"
         spread = f"{row.timing.low:.2f}-{row.timing.high:.2f}"
         print(
             f"{row.case.name:58} {row.time:8.2f} {spread:>15} {row.floor:8.2f} "
@@ -122,6 +124,7 @@ def row_as_json(row: Row) -> dict[str, Any]:
         "low_us": row.timing.low,
         "high_us": row.timing.high,
         "floor_us": row.floor,
+        "limit_us": row.limit,
         "target_us": target(row.case, row.floor),
         "peers_us": row.peers,
         "speedup": row.speedup,
