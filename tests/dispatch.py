@@ -14,15 +14,19 @@ from layouts import LAYOUTS
 Shape = tuple[int, int, int]  # heads, blocks, tokens
 
 ENDS = (128, 256, 512, 1024, 2048, 8192)  # of blocks, for a row a thread block
-ONE_ROW = (*(f"RowPerBlock UpTo{end}" for end in ENDS), "RowPerBlock Longer")
+# With a number at the end, so many thread blocks share a row, where the GPU can do that.
+SHARES = (" 2", " 4", " 8")
+LONGER = ("RowPerBlock Longer", *(f"RowPerBlock Longer{shares}" for shares in SHARES))
+ONE_ROW = (*(f"RowPerBlock UpTo{end}" for end in ENDS), *LONGER)
 SHORT_ROWS = (
     *(f"RowPerWarp UpTo{end}" for end in (128, 256, 512)),
     *(f"RowPerWarp ManyUpTo{end}" for end in (128, 256, 384, 512)),
 )
 LONG_ROWS = (
     *(f"RowsPerBlock {name}" for name in ("UpTo2048", "UpTo4096", "ManyUpTo2048")),
-    "RowsInSlices Longer",
-)
+    "RowsPerBlock UpTo8192 4", "RowsInSlices Longer",
+    *(f"RowsInSlices Longer{shares}" for shares in SHARES),
+)  # fmt: skip
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
 MANY_ROWS = (
     "RowPerQuad",
@@ -38,22 +42,28 @@ NARROW = 16  # topk; the most for which there are all kernels
 
 # The first number on the far side of every bound. Of blocks: what the registers of a kernel for few
 # rows hold ends before all but one of them, RowPerQuad before 129 and 257.
-BLOCK_BOUNDS = (129, 257, 385, 513, 1025, 2049, 4097, 8193)
+BLOCK_BOUNDS = (129, 257, 385, 513, 1025, 2049, 4097, 8193, 16_385, 32_769)
 # Of 32 rows of a head: then RowPerLane is Wide, Lean; RowPerQuad takes up to 256 blocks from the
 # second on, and no longer from the third.
 WARP_BOUNDS = (265, 400, 700)
 FIRST_ROWS = tuple(32 * (warps - 1) + 1 for warps in WARP_BOUNDS)  # of one head, that take so many
-ROW_BOUNDS = (64, 128, 512, 768, 2304, 3072, 4096, 5632, 7168, *FIRST_ROWS[:2])
+ROW_BOUNDS = (
+    16, 24, 31, 64, 65, 121, 128, 241, 512, 529, 768, 2304, 3072, 4096, 5632, 7168,
+    *FIRST_ROWS[:2],
+)  # fmt: skip
 TOKEN_BOUND = 4  # from which tokens share a thread block
+LINE_BOUND = 24  # from how many scores of a block on, in memory, rows share thread blocks earlier
 
 
-def kernel_of(topk: int, shape: Shape, layout: str = "s_contiguous") -> str:
+def kernel_of(topk: int, shape: Shape, layout: str = "s_contiguous", clusters: bool = True) -> str:
     """Return which kernel serves scores of a shape, in one of the `LAYOUTS`."""
-    return kernel_of_strides(topk, shape, LAYOUTS[layout](*shape))
+    return kernel_of_strides(topk, shape, LAYOUTS[layout](*shape), clusters)
 
 
-def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) -> str:
-    """Return which kernel serves scores of a shape and strides."""
+def kernel_of_strides(
+    topk: int, shape: Shape, strides: tuple[int, int, int], clusters: bool = True
+) -> str:
+    """Return which kernel serves scores of a shape and strides, with or without clusters."""
     heads, blocks, tokens = shape
     rows = heads * tokens
     together = strides[2] == 1  # the tokens
@@ -72,15 +82,34 @@ def kernel_of_strides(topk: int, shape: Shape, strides: tuple[int, int, int]) ->
             many = "Many" if rows >= 768 else ""
             ends = (128, 256, 384, 512) if many else (128, 256, 512)
             return f"RowPerWarp {many}UpTo{next(end for end in ends if blocks <= end)}"
-        if blocks > 512 and rows >= 128:
+        if blocks > 512 and rows >= least_some_rows(blocks, strides[1], clusters):
             if blocks > 8192:
-                return "RowsInSlices Longer"
+                shares = next((n for n, end in ((8, 120), (4, 240), (2, 528)) if rows <= end), 1)
+                return _shared("RowsInSlices Longer", shares if clusters else 1)
+            if blocks > 4096 and rows < 128:
+                return "RowsPerBlock UpTo8192 4"
             many = "Many" if rows >= 512 and (topk <= NARROW or blocks <= 2048) else ""
             if blocks > 4096:
                 return f"{_family_up_to_8192(topk)} {many}UpTo8192"
             return f"RowsPerBlock {many}UpTo{2048 if blocks <= 2048 else 4096}"
-    size = next((f"UpTo{end}" for end in ENDS if blocks <= end), "Longer")
-    return f"RowPerBlock {size}"
+    if blocks > ENDS[-1]:
+        most = next((n for n, end in ((8, 15), (4, 30), (2, 64)) if rows <= end), 1)
+        wanted = 2 if blocks <= 16_384 else 4 if blocks <= 32_768 else 8
+        return _shared("RowPerBlock Longer", min(most, wanted) if clusters else 1)
+    return f"RowPerBlock UpTo{next(end for end in ENDS if blocks <= end)}"
+
+
+def _shared(kernel: str, shares: int) -> str:
+    return kernel if shares == 1 else f"{kernel} {shares}"
+
+
+def least_some_rows(blocks: int, block_stride: int, clusters: bool) -> int:
+    """Return from how many rows on a thread block takes several, if there are over 512 blocks."""
+    if not clusters or blocks <= 4096:
+        return 128
+    if blocks <= 8192:
+        return 24 if block_stride >= LINE_BOUND else 128
+    return 31 if block_stride >= LINE_BOUND and blocks > 16_384 else 65
 
 
 def least_many_rows(blocks: int, adjacent: bool) -> int:
@@ -104,6 +133,11 @@ def _family_up_to_8192(topk: int) -> str:
 def family_of(kernel: str) -> str:
     """Return the first word of a kernel's name."""
     return kernel.split()[0]
+
+
+def kind_of(kernel: str) -> str:
+    """Return a kernel's name, one for all that share rows, however many thread blocks do."""
+    return f"{kernel[:-2]} shared" if kernel.endswith(SHARES) else kernel
 
 
 def around(bound: int) -> tuple[int, int, int]:
@@ -130,8 +164,10 @@ def row_bounds(topk: int, blocks: int, layout: str) -> list[int]:
 
 def shapes_round_bounds(topk: int, bound: int, layout: str) -> Iterator[Shape]:
     """Yield shapes round a bound of blocks, each with rows round every bound of rows there."""
-    some_blocks = (bound - 2, *around(bound))
+    some_blocks = (bound - 2, *around(bound)) if bound < 10_000 else (bound - 1, bound)
     bounds = {rows for blocks in some_blocks for rows in row_bounds(topk, blocks, layout)}
+    if bound > 10_000:  # what so many rows take is the same as before
+        bounds = {rows for rows in bounds if rows < 1000}
     counts = sorted({count for rows in bounds for count in around(rows)})
     for blocks in some_blocks:
         yield from ((heads, blocks, tokens) for heads, tokens in ((1, 1), (3, 7)))

@@ -2,7 +2,8 @@
 // Tells which kernel a call launches, without running it. It is the last part of a translation unit
 // that starts with the rendered templates; the rest of the emulated machine is not linked.
 //
-// Reads calls as heads, blocks, tokens and the three strides; answers a line for each of them.
+// Reads calls as heads, blocks, tokens, the three strides and the features to use; answers a line
+// for each of them.
 #include <cstdio>
 
 namespace flashinfer_msa {
@@ -19,8 +20,8 @@ int main() {
   if (topk_select_prepare(&features) != 0) return 1;
   flashinfer_msa::Call call = {};
   long long head, block, token;
-  while (std::scanf("%d %d %d %lld %lld %lld", &call.heads, &call.blocks, &call.tokens, &head,
-                    &block, &token) == 6) {
+  while (std::scanf("%d %d %d %lld %lld %lld %d", &call.heads, &call.blocks, &call.tokens, &head,
+                    &block, &token, &call.features) == 7) {
     call.head_stride = head, call.block_stride = block, call.token_stride = token;
     if (topk_select(&call) != 0) return 1;
   }

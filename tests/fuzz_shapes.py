@@ -9,6 +9,11 @@ from dispatch import BLOCK_BOUNDS, ROW_BOUNDS, WARP_BOUNDS, Shape
 
 # Cases of rows, and half of them of blocks too, about where another kernel takes over.
 CROWDED = 0.25
+# Rows and blocks, first and last, of what such cases seldom meet: long rows, and so many of them.
+RARE = (
+    ((128, 600), (2049, 4100)), ((24, 127), (4097, 8192)), ((512, 520), (4090, 8200)),
+    ((241, 528), (8193, 8800)), ((530, 540), (8193, 8800)), ((768, 900), (385, 512)),
+)  # fmt: skip
 FEW_TOKENS = 0.25  # of those: as many warps as the largest calls have, in small ones
 
 
@@ -31,13 +36,8 @@ def random_shape(rng: random.Random, max_scores: int) -> Shape:
 
 def crowded_shape(rng: random.Random, max_scores: int) -> Shape:
     """Draw rows about a bound, and as many blocks as the limit leaves."""
-    if rng.random() < 0.05:  # long rows, and so many of them: the rarest of all
-        if rng.random() < 0.5:
-            heads, blocks = WARP_BOUNDS[2] + rng.randint(20, 40), 1536 + rng.randint(-9, 9)
-            return heads, min(blocks, max_scores // (5 * heads)), 5
-        heads = rng.randint(1, 9)
-        tokens = -(-512 // heads)
-        return heads, min(rng.randint(4090, 8200), max_scores // (heads * tokens)), tokens
+    if rng.random() < 0.25:
+        return rare_shape(rng, max_scores)
     rows = rng.choice(ROW_BOUNDS)
     rows += rng.choice([rng.randint(-9, 9), skewed(rng, 0, rows)])
     if rng.random() < FEW_TOKENS:
@@ -52,3 +52,16 @@ def crowded_shape(rng: random.Random, max_scores: int) -> Shape:
         near = [bound for bound in BLOCK_BOUNDS if bound <= most] or [most]
         return heads, max(0, min(most, rng.choice(near) + rng.randint(-9, 9))), tokens
     return heads, min(most, skewed(rng, 0, 20_000)), tokens
+
+
+def rare_shape(rng: random.Random, max_scores: int) -> Shape:
+    """Draw a shape for one of the kernels that are met least."""
+    if rng.random() < 1 / (1 + len(RARE)):  # for RowPerLane, five of its lanes
+        heads, tokens = WARP_BOUNDS[2] + rng.randint(20, 40), 5
+        blocks = 1536 + rng.randint(-9, 9)
+    else:
+        row_range, block_range = rng.choice(RARE)
+        heads = rng.randint(1, 6)
+        tokens = -(-rng.randint(*row_range) // heads)
+        blocks = rng.randint(*block_range)
+    return heads, min(blocks, max_scores // (heads * tokens)), tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 import oracle
 import torch
-from dispatch import ROW_BOUNDS, kernel_of
+from dispatch import ROW_BOUNDS, kernel_of, kind_of
 from layouts import LAYOUTS
 from scores import FORMATS, INF, NAN
 
@@ -156,12 +156,12 @@ def check(values, topk, extent=None, begin=0, end=0, *, layout="s_contiguous", o
 def crowds(topk: int, shape: tuple[int, int, int], layout: str) -> Iterator[int]:
     """Yield how often to repeat the tokens to meet each kernel that is for more rows."""
     heads, blocks, tokens = shape
-    met = {kernel_of(topk, shape, layout)}
+    met = {kind_of(kernel_of(topk, shape, layout))}
     for rows in ROW_BOUNDS if heads * tokens else ():
         times = -(-rows // (heads * tokens))
-        kernel = kernel_of(topk, (heads, blocks, tokens * times), layout)
-        if kernel not in met and heads * blocks * tokens * times <= MAX_CROWD:
-            met.add(kernel)
+        kind = kind_of(kernel_of(topk, (heads, blocks, tokens * times), layout))
+        if kind not in met and heads * blocks * tokens * times <= MAX_CROWD:
+            met.add(kind)
             yield times
 
 

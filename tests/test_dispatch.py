@@ -16,6 +16,7 @@ from dispatch import (
     FIRST_ROWS,
     NARROW,
     ROW_BOUNDS,
+    SHARES,
     WIDEST_MANY_ROWS,
     Shape,
     family_of,
@@ -41,6 +42,7 @@ SPECS = (
     TopKSelectSpec(64, "f32", 1, 2, "token"),
 )
 SPEC = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+CLUSTERS = 2  # Params::kClusters of row.cuh
 BOTH_ORDERS = ("s_contiguous", "p_contiguous")
 
 
@@ -59,9 +61,9 @@ def probe(spec: TopKSelectSpec) -> Path:
     return unit.with_suffix("")
 
 
-def launched(spec: TopKSelectSpec, calls: list[tuple[Shape, Strides]]):
+def launched(spec: TopKSelectSpec, calls: list[tuple[Shape, Strides]], features: int = CLUSTERS):
     """Return the kernel that the headers launch for each call, and all that they ready."""
-    text = "\n".join(" ".join(map(str, (*shape, *strides))) for shape, strides in calls)
+    text = "\n".join(" ".join(map(str, (*shape, *strides, features))) for shape, strides in calls)
     done = subprocess.run([probe(spec)], input=text, capture_output=True, text=True, check=True)
     names: dict[str, list[str]] = {"launched": [], "prepared": []}
     for line in done.stdout.splitlines():
@@ -105,6 +107,21 @@ def test_the_headers_launch_what_the_tests_expect(spec):
 
 
 @SPEC
+def test_no_row_is_shared_where_the_gpu_has_no_clusters(spec):
+    calls = [*everywhere(spec.topk)]
+    with_names, _ = launched(spec, calls)
+    names = {
+        kernel_of_strides(spec.topk, *call): name
+        for call, name in zip(calls, with_names, strict=True)
+    }
+    real, _ = launched(spec, calls, features=0)
+    for call, name in zip(calls, real, strict=True):
+        kernel = kernel_of_strides(spec.topk, *call, clusters=False)
+        assert not kernel.endswith(SHARES)
+        assert name == names[kernel], call
+
+
+@SPEC
 @pytest.mark.parametrize("layout", BOTH_ORDERS)
 def test_no_bound_is_missing_from_the_list(spec, layout):
     """Both scans ask the headers themselves."""
@@ -114,8 +131,9 @@ def test_no_bound_is_missing_from_the_list(spec, layout):
         pairs = zip(shapes, names, names[1:], strict=False)
         return {shape for shape, before, after in pairs if before != after}
 
-    for tokens in (1, 4, 100, 128, 600, 800, 2500, 3500, 5000, 6000, 9000, 13_000, 25_600):
-        found = bounds([(1, blocks, tokens) for blocks in range(2, 9000)])
+    for tokens in (1, 4, 20, 40, 100, 128, 600, 800, 2500, 3500, 5000, 6000, 9000, 13_000, 25_600):
+        most = 9000 if tokens > 100 else 40_000
+        found = bounds([(1, blocks, tokens) for blocks in range(2, most)])
         assert {blocks + 1 for _, blocks, _ in found} <= set(BLOCK_BOUNDS)
     for blocks in (2, *BLOCK_BOUNDS):
         found = bounds([(1, blocks, tokens) for tokens in range(4, 26_000)])
@@ -153,8 +171,11 @@ def test_the_sweep_meets_every_kernel_and_both_sides_of_every_bound(topk):
 )  # fmt: skip
 def test_shapes_of_streams_and_repeats_meet_every_family(module):
     """Scores there have their tokens together."""
-    families = {family_of(kernel_of(16, shape)) for shape in module.SHAPES}
-    assert families == {family_of(kernel) for kernel in kernels(16)}
+    met = {kernel_of(16, shape) for shape in module.SHAPES}
+    assert {family_of(kernel) for kernel in met} == {family_of(kernel) for kernel in kernels(16)}
+    shared = {family_of(kernel) for kernel in kernels(16) if kernel.endswith(SHARES)}
+    assert {family_of(kernel) for kernel in met if kernel.endswith(SHARES)} == shared
+    assert shared <= {family_of(kernel) for kernel in met if not kernel.endswith(SHARES)}
 
 
 @pytest.mark.parametrize("layout", BOTH_ORDERS)
@@ -176,7 +197,7 @@ def test_the_bench_times_both_sides_of_every_bound(monkeypatch):
     from bench_lib.cases import bounds, neighbours, recorded
 
     full = {*recorded(), *neighbours()}
-    assert len(full) < 230
+    assert len(full) < 250
     timed: dict[tuple[str, Shape], str] = {}
     for case in bounds():
         shape = (case.heads, case.blocks, case.tokens)

@@ -54,7 +54,8 @@ PLATEAUS = (1, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129
 PLATEAU_SHAPES = (
     ("few", 128), ("few", 512), ("few", 1000), ("some", 512), ("some", 700), ("some_many", 384),
     ("some_many", 700), ("some", 2200), ("some_many", 2200), ("slices", 2200), ("halves", 2200),
-    ("halves_many", 2200), ("many", 180), ("lean", 300), ("wide", 300), ("wider", 300),
+    ("halves_many", 2200), ("few2", 600), ("some4", 700), ("slices2", 2200), ("slices8", 2200),
+    ("many", 180), ("lean", 300), ("wide", 300), ("wider", 300),
 )  # fmt: skip
 # (heads, blocks, tokens) at which the dispatch changes its mind, and tokens that lie together:
 DISPATCH = (
@@ -63,10 +64,13 @@ DISPATCH = (
     (1, 513, 128), (1, 513, 127), (42, 600, 3), (1, 600, 512),
     (2, 2049, 64), (1, 2049, 512), (1, 4097, 128), (1, 4097, 512), (1, 8193, 128), (1, 8193, 5),
     (1, 128, 5631), (1, 128, 5632),
+    (1, 4097, 23), (1, 4097, 24), (3, 4100, 9), (1, 8193, 1), (1, 16_385, 1), (1, 32_769, 1),
+    (1, 8193, 64), (1, 8193, 65), (65, 8193, 1),
 )  # fmt: skip
 # Of the first spec alone; all but the first blocks are past the extent, to save time.
 DISPATCH_MANY = (
     (1, 257, 7167), (1, 257, 7168), (1, 385, 3071), (1, 385, 3072), (1, 513, 2304),
+    (1, 8193, 120), (1, 8193, 121), (1, 8193, 241), (1, 8193, 529),
     (266, 385, 12), (400, 256, 18), (400, 257, 18), (700, 256, 11),
 )  # fmt: skip
 
@@ -74,6 +78,12 @@ DISPATCH_MANY = (
 LAYOUT_PAIR = ("s_contiguous", "p_contiguous")
 TOGETHER = tuple(name for name in LAYOUTS if name.startswith("s_"))  # tokens
 TOGETHER_FAMILIES = ("some", "some_many", "slices", "halves", "halves_many")
+# Thread blocks that share rows, and how long those are here. Shares of the shortest are empty.
+SHARED = (
+    ("few2", (140, 700, 17_000)), ("few4", (300, 2000)), ("few8", (150, 3000)),
+    ("some4", (140, 600, 4200)), ("slices2", (700, 2200)), ("slices4", (140, 3000)),
+    ("slices8", (300, 8200)),
+)  # fmt: skip
 
 
 @cache
@@ -117,7 +127,7 @@ def make_call(spec: TopKSelectSpec, number: int, shape, family: str) -> Call:
     extent = draw_extent(form, shape[1], shape[2], begin + end, gen)
     return Call(
         values, topk, extent, begin, end, offset=turn((0, 1, 2, 3), 1),
-        layout=turn(TOGETHER if family in TOGETHER_FAMILIES else LAYOUTS, 1),
+        layout=turn(TOGETHER if family.startswith(("some", "slices", "halves")) else LAYOUTS, 1),
         family=family, policy=turn(POLICIES, 1), seed=number + 1,
     )  # fmt: skip
 
@@ -134,6 +144,16 @@ def few_calls(spec: TopKSelectSpec) -> list[Call]:
         calls += [make_call(spec, 500 + 10 * i, (1, blocks, MIXED), family)]
         calls += [make_call(spec, 501 + 10 * i, (2, blocks, 5), family)]
     return [*calls, *plateau_calls(spec, ("few", *together_families(spec)))]
+
+
+def shared_calls(spec: TopKSelectSpec) -> list[Call]:
+    shapes = [(family, blocks) for family, lengths in SHARED for blocks in lengths]
+    calls = []
+    for i, (family, blocks) in share(spec, shapes):
+        tokens = 2 if blocks > 10_000 else 5 if family.startswith("few") else MIXED
+        calls += [make_call(spec, 5000 + 10 * i, (1, blocks, tokens), family)]
+        calls += [make_call(spec, 5001 + 10 * i, (2, blocks, 3), family)]
+    return [*calls, *plateau_calls(spec, [family for family, _ in SHARED])]
 
 
 def many_calls(spec: TopKSelectSpec) -> list[Call]:
@@ -204,6 +224,11 @@ def test_few_rows(spec):
     check(spec, few_calls(spec))
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_shared_rows(spec):
+    check(spec, shared_calls(spec))
+
+
 @pytest.mark.parametrize("spec", [*filter(has_many_rows, SPECS)], ids=lambda spec: spec.name)
 def test_many_rows(spec):
     check(spec, many_calls(spec))
@@ -211,9 +236,10 @@ def test_many_rows(spec):
 
 @pytest.mark.parametrize("spec", DISPATCH_SPECS, ids=lambda spec: spec.name)
 def test_the_dispatch_reaches_every_kernel(spec):
-    calls, rare = list(dispatch_calls(spec)), "RowPerLane<.., false"  # takes many rows to reach
+    calls = list(dispatch_calls(spec))
+    rare = ("RowPerLane<.., false", "RowsInSlices<..")  # that take many rows to reach
     if spec == DISPATCH_SPECS[0]:
-        rare = "none"
+        rare = ()
         for number, shape in enumerate(DISPATCH_MANY):
             call = make_call(spec, 3100 + number, shape, "dispatch")
             extent = draw_extent("random", 50, shape[2], 1, seed=number)
@@ -227,20 +253,24 @@ def test_the_dispatch_reaches_every_kernel(spec):
 
 
 def test_every_call_is_served_where_the_gpu_has_no_features():
-    """There no launch may start early."""
+    """There no launch may start early, and no thread blocks share rows."""
     calls = [replace(call, features=0) for call in dispatch_calls(DISPATCH_SPECS[0])]
     assert all(len(names) == 1 for names in check(DISPATCH_SPECS[0], calls).launched)
 
 
 @pytest.mark.parametrize("spec", ADDRESS_SPECS, ids=lambda spec: spec.name)
 def test_sanitizers_find_nothing(spec):
-    check(spec, few_calls(spec) + many_calls(spec), "address")
+    check(spec, few_calls(spec) + shared_calls(spec) + many_calls(spec), "address")
 
 
 @pytest.mark.parametrize("kind", ["normal", "quantised", "some_nan", "ascending", "constant"])
 def test_the_order_of_threads_does_not_matter(kind):
     spec = SPECS[0]
-    for family, shape in (("few", (1, 1500, 1)), ("few", (2, 90, 2)), ("many", (2, 300, 33))):
+    shapes = (
+        ("few", (1, 1500, 1)), ("few", (2, 90, 2)), ("few4", (1, 900, 2)), ("some4", (1, 600, 5)),
+        ("slices2", (1, 900, 9)), ("many", (2, 300, 33)),
+    )  # fmt: skip
+    for family, shape in shapes:
         values = draw(kind, shape)
         extent = torch.full((shape[2],), shape[1], dtype=torch.int32)
         turns = [("forward", 0), ("backward", 0), *(("random", seed) for seed in range(1, 7))]
@@ -251,7 +281,7 @@ def test_the_order_of_threads_does_not_matter(kind):
         check(spec, calls)
 
 
-@pytest.mark.parametrize("family", ["few", "many"])
+@pytest.mark.parametrize("family", ["few", "few4", "many"])
 def test_a_row_alone_and_in_company(family):
     """What a row gets depends on nothing but the row."""
     spec, shape = SPECS[0], (3, 150, 35)

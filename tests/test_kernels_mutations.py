@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulator import Call, Emulator, FindingError
+from emulator import ALL_FEATURES, Call, Emulator, FindingError
 from emulator.mutate import Barrier, Fault, find_barriers, write_copies
 from emulator.mutations import MUTATIONS
 from guards import LAYOUTS
@@ -41,8 +41,11 @@ SHAPES = {
     "halves_many": ((1, 2100, 9),),
     "many": ((2, 9, 33), (2, 70, 40), (1, 200, 11), (1, 300, 33), (1, 1100, 32)),
     "lean": ((1, 300, 33), (1, 500, 33), (1, 700, 33)),
+    "few2": ((1, 300, 3), (1, 17_000, 1)),
+    "few4": ((2, 700, 2),),
+    "some4": ((1, 600, 6), (2, 300, 3)),
+    "slices2": ((1, 300, 9), (1, 2300, 9)),
 }
-TOGETHER = ("some", "some_many", "slices", "halves", "halves_many", "quad")  # tokens
 KINDS = (
     "nested", "normal", "quantised", "descending", "ascending", "some_nan", "constant", "zeros",
     "step", "few_groups", MIXTURE,
@@ -53,15 +56,19 @@ REDUNDANT: dict[str, str] = {}
 # Where a fault of a file is looked for first, to save time; then everywhere.
 NEAR = {
     "block_select.cuh": ("few", "some"),
-    "row_per_block.cuh": ("few",),
+    "row_per_block.cuh": ("few", "few2", "few4"),
     "short_row.cuh": ("few", "some", "slices", "halves"),
     "row_per_warp.cuh": ("some", "some_many"),
-    "rows_per_block.cuh": ("some", "some_many"),
+    "rows_per_block.cuh": ("some", "some_many", "some4"),
     "group_leaders.cuh": ("some", "some_many", "halves"),
     "warp_narrow.cuh": ("some", "few", "halves"),
     "rows_by_halves.cuh": ("halves", "halves_many"),
     "score_halves.cuh": ("halves", "halves_many"),
-    "rows_in_slices.cuh": ("slices",),
+    "rows_in_slices.cuh": ("slices", "slices2"),
+    "row_share.cuh": ("few2", "few4", "some4", "slices2"),
+    "warp_rank.cuh": ("some", "some_many", "few"),
+    "sorting_network.cuh": ("quad", "many"),
+    "score.cuh": ("halves", "halves_many", "few"),
     **dict.fromkeys(("quad_list.cuh", "quad_sort.cuh", "row_per_quad.cuh"), ("quad",)),
     "quad_ring.cuh": ("slices",),
     "slice.cuh": ("many", "lean", "slices"),
@@ -102,9 +109,11 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
     for kind in ("normal", "ascending"):
         values = draw(kind, (1, extent, 1), dtype)
         rows = torch.tensor([extent]).int() if spec.extent == "token" else None
-        yield Call(values, extent=rows, family="few", **forced)
+        for family in ("few", "few2"):  # of as many chunks for one thread block, a chunk for each
+            yield Call(values, extent=rows, family=family, features=0, **forced)
     plateaus = torch.tensor([17, 30, 31, 32, 33, 65, 96, 97, 129, 256, 257, 320, 321])
     families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("halves", 1000)]
+    families += [("some_many", 500), ("few2", 300), ("some4", 600)]
     families += [("many", 250), ("quad", 250)] if spec.topk <= 32 else []
     for family, blocks in families:
         shape = (1, blocks, len(plateaus))
@@ -116,7 +125,8 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         values = draw("ascending", (1, blocks, 11), dtype)
         if spec.extent == "token":
             rows = torch.full((11,), last + 2).int()
-            for family in ("some", "few") if blocks == 600 else ("slices", "halves"):
+            more = ("some", "few", "few2", "some4"), ("slices", "halves", "slices2")
+            for family in more[blocks > 600]:
                 yield Call(values, extent=rows, family=family, **forced)
                 with_nan = torch.where(values % 3 == 0, torch.nan, values)
                 yield Call(with_nan, extent=rows, family=family, **forced)
@@ -222,12 +232,15 @@ def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str)
         else:
             extent = draw_extent(form, blocks, tokens, begin + end, seed=number)
             extent[0] = blocks
-    layouts = [name for name in LAYOUTS if name.startswith("s_") or family not in TOGETHER]
+    together = family.startswith(("some", "slices", "halves", "quad"))  # tokens
+    layouts = [name for name in LAYOUTS if name.startswith("s_") or not together]
     layout = layouts[number % len(layouts)]
     made = {"step": step, "nested": nested, "few_groups": few_groups}.get(kind)
     values = made(shape, dtype) if made else draw(kind, shape, dtype, seed=number)
     topk = spec.topk - 3 * (number % 4 == 3)  # the builds leave it to run time
-    return Call(values, topk, extent, begin, end, layout=layout, family=family)
+    alone = family == "few" and blocks > 8192  # a thread block has the row to itself
+    return Call(values, topk, extent, begin, end, layout=layout, family=family,
+                features=0 if alone else ALL_FEATURES)  # fmt: skip
 
 
 @cache

@@ -15,10 +15,12 @@
 namespace flashinfer_msa {
 
 // Scores are in the order (warp, item, lane): that of their blocks.
-template <int kTopK, int kWarps, int kItems>
+template <int kTopK, int kWarps, int kItems, bool kHasManyRows = false>
 struct BlockSelect {
   static constexpr int kPerLane = groups_per_lane(kTopK);
   static constexpr int kGroups = kPerLane * kWarpSize;
+  static constexpr int kRanked = ranked_per_lane(kTopK, kHasManyRows);
+  static constexpr int kMost = kRanked * kWarpSize;    // that are ranked at once
   static constexpr int kStretch = kItems * kWarpSize;  // scores of a warp
   static_assert(kItems % kPerLane == 0, "items are dealt evenly to groups");
   static_assert(kItems <= 32, "a bit an item");
@@ -26,7 +28,7 @@ struct BlockSelect {
   struct Storage {
     alignas(16) float leader[kWarps][kGroups];
     alignas(16) float all_leader[kWarps > 1 ? kWarps : 1][kGroups];  // of all warps; a copy each
-    alignas(16) float finalist[kGroups];
+    alignas(16) float finalist[kMost];
     float score[kWarps * kStretch];
     int32_t block[kWarps * kStretch];
     int32_t count[kWarps];  // of each warp's list
@@ -45,50 +47,13 @@ struct BlockSelect {
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kItems; ++i) staying |= bit_if(score[i] >= bound, i);
     int total = list(score, block, staying);
-    if (FLASHINFER_MSA_UNLIKELY(total > kGroups)) total = narrow(total, wanted);
+    if (FLASHINFER_MSA_UNLIKELY(total > kMost)) total = narrow(total, wanted);
     if (warp() != 0) return 0;
-    return choose(
-        smem.score, smem.block, [&](int j) { return place(j); }, total, wanted, smem.finalist,
-        emit);
-  }
-
-  // One warp: hands over the best of `total` scores, no more than kGroups, of a list whose j-th
-  // lies at place(j). The warp must see the list, which may be overwritten by `emit`.
-  template <class Place, class Emit>
-  static FLASHINFER_MSA_DEVICE int choose(const float* score, const int32_t* block,
-                                          const Place& place, int total, int wanted,
-                                          float (&finalist)[kGroups], const Emit& emit) {
-    const int lane = lane_index();
-    float mine[kPerLane];
-    int32_t id[kPerLane];
-    int above[kPerLane];
-    FLASHINFER_MSA_UNROLL
-    for (int g = 0; g < kPerLane; ++g) {
-      const int j = g * kWarpSize + lane;
-      const int at = place(j < total ? j : 0);
-      mine[g] = j < total ? score[at] : no_score();
-      id[g] = block[at];
-      finalist[j] = mine[g];
+    const auto at = [&](int j) { return place(j); };
+    if (kRanked > kPerLane && FLASHINFER_MSA_UNLIKELY(total > kGroups)) {
+      return emit_best<kRanked>(smem.score, smem.block, at, total, wanted, smem.finalist, emit);
     }
-    sync_warp();
-    count_above<kGroups>(finalist, mine, above);
-    uint32_t chosen[kPerLane];
-    int all = 0;
-    FLASHINFER_MSA_UNROLL
-    for (int g = 0; g < kPerLane; ++g) {
-      chosen[g] = warp_ballot(g * kWarpSize + lane < total && above[g] < wanted);
-      all += count_bits(chosen[g]);
-    }
-    if (FLASHINFER_MSA_UNLIKELY(all > wanted)) all = drop_ties(above, wanted, chosen);
-    int slot = 0;
-    FLASHINFER_MSA_UNROLL
-    for (int g = 0; g < kPerLane; ++g) {
-      if (chosen[g] >> lane & 1) {
-        emit(slot + count_bits(chosen[g] & lower_lanes()), mine[g], id[g]);
-      }
-      slot += count_bits(chosen[g]);
-    }
-    return all;
+    return emit_best<kPerLane>(smem.score, smem.block, at, total, wanted, smem.finalist, emit);
   }
 
  private:
@@ -214,29 +179,8 @@ struct BlockSelect {
         }
       }
       total = list(score, [&](int i) { return block[i]; }, above);
-      if (total <= kGroups) return total;
+      if (total <= kMost) return total;
     }
-  }
-
-  // Of the worst chosen, which tie, keeps the first that there is room for.
-  static FLASHINFER_MSA_DEVICE int drop_ties(const int (&above)[kPerLane], int wanted,
-                                             uint32_t (&chosen)[kPerLane]) {
-    int worst = 0;
-    FLASHINFER_MSA_UNROLL
-    for (int g = 0; g < kPerLane; ++g) {
-      if (chosen[g] >> lane_index() & 1) worst = above[g] > worst ? above[g] : worst;
-    }
-    worst = warp_max(worst);  // and so many exceed it
-    int ties = wanted - worst;
-    FLASHINFER_MSA_UNROLL
-    for (int g = 0; g < kPerLane; ++g) {
-      const bool is_chosen = chosen[g] >> lane_index() & 1;
-      const uint32_t tied = warp_ballot(is_chosen && above[g] == worst);
-      const bool stays = above[g] < worst || count_bits(tied & lower_lanes()) < ties;
-      chosen[g] = warp_ballot(is_chosen && stays);
-      ties = ties < count_bits(tied) ? 0 : ties - count_bits(tied);
-    }
-    return wanted;
   }
 };
 

@@ -34,6 +34,30 @@ FLASHINFER_MSA_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
 FLASHINFER_MSA_DEVICE void sync_block() { __syncthreads(); }
 FLASHINFER_MSA_DEVICE void sync_warp() { __syncwarp(); }
 
+// The thread blocks of a cluster (from 9.0 on) wait for each other: what was written before one's
+// arrival can be read after another's wait. Threads take part one by one.
+FLASHINFER_MSA_DEVICE void arrive_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+FLASHINFER_MSA_DEVICE void wait_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// The same place of this block's shared memory in that of another one of the cluster.
+template <class T>
+FLASHINFER_MSA_DEVICE T* of_block(T* p, int rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint64_t there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+  return reinterpret_cast<T*>(there);
+#else
+  return p;
+#endif
+}
+
 FLASHINFER_MSA_DEVICE uint32_t warp_ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
 FLASHINFER_MSA_DEVICE bool warp_any(bool predicate) { return __any_sync(~0u, predicate); }
 FLASHINFER_MSA_DEVICE int warp_sum(int x) { return __reduce_add_sync(~0u, x); }

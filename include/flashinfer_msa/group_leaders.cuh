@@ -29,7 +29,7 @@ struct GroupLeaders {
 
   // One warp: the `wanted`-th best leader of row `r`, -inf if there are fewer. `best_of`: room in
   // shared memory for the best of each group.
-  FLASHINFER_MSA_DEVICE float bound(int r, int wanted, float (&best_of)[kGroups]) const {
+  FLASHINFER_MSA_DEVICE float bound(int r, int wanted, float* best_of) const {
     float best[kPerLane];
     FLASHINFER_MSA_UNROLL
     for (int k = 0; k < kPerLane; ++k) {

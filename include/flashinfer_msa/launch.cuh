@@ -18,11 +18,31 @@ constexpr int blocks_per_processor(long) {
   return 1;
 }
 
+// How many of them share rows, as a cluster.
+template <class Kernel>
+constexpr auto blocks_per_cluster(int) -> decltype(int{Kernel::kShares}) {
+  return Kernel::kShares;
+}
+template <class Kernel>
+constexpr int blocks_per_cluster(long) {
+  return 1;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+template <class Kernel>
+constexpr bool kExists = blocks_per_cluster<Kernel>(0) == 1;
+#else
+template <class Kernel>
+constexpr bool kExists = true;
+#endif
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, blocks_per_processor<Kernel>(0))
     run_kernel(const __grid_constant__ Params params) {
-  extern __shared__ __align__(16) unsigned char storage[];
-  Kernel{params, *reinterpret_cast<typename Kernel::Storage*>(storage)}.run();
+  if constexpr (kExists<Kernel>) {  // else it is never launched
+    extern __shared__ __align__(16) unsigned char storage[];
+    Kernel{params, *reinterpret_cast<typename Kernel::Storage*>(storage)}.run();
+  }
 }
 
 // What a thread block may have on every GPU that runs our sm_80 code, 8.6 and 8.9 included.
@@ -45,7 +65,7 @@ cudaError_t find_features(int32_t& features) {
   int driver = 0;
   if (error == cudaSuccess) error = cudaDriverGetVersion(&driver);
   if (error != cudaSuccess || attributes.ptxVersion < kFirstCode) return error;
-  if (driver >= kFirstDriver) features = Params::kDependentLaunch;
+  features = Params::kClusters | (driver >= kFirstDriver ? Params::kDependentLaunch : 0);
   return cudaSuccess;
 }
 
@@ -62,17 +82,42 @@ cudaError_t prepare_kernel() {
                               static_cast<int>(sizeof(typename Kernel::Storage)));
 }
 
+// Takes kClusters out of the features where a cluster of the kernel, which has been prepared, has
+// no room: in a small part of a GPU, say.
+template <class Kernel>
+cudaError_t expect_clusters(int32_t& features) {
+  if ((features & Params::kClusters) == 0) return cudaSuccess;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {Kernel::kShares, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(Kernel::kShares);
+  config.blockDim = dim3(Kernel::kThreads);
+  config.dynamicSmemBytes = sizeof(typename Kernel::Storage);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, run_kernel<Kernel>, &config);
+  if (error == cudaSuccess && clusters == 0) features &= ~Params::kClusters;
+  return error;
+}
+
 template <class Kernel>
 cudaError_t launch_kernel(const Params& params, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attribute;
-  config.attrs = &attribute;
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
   if (params.has(Params::kDependentLaunch)) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.numAttrs = 1;
   }
   const Grid grid = Kernel::grid(params);
+  if (grid.shares > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(grid.shares), 1, 1};
+  }
   config.gridDim = dim3(grid.x, grid.y);
   config.blockDim = dim3(Kernel::kThreads);
   config.dynamicSmemBytes = sizeof(typename Kernel::Storage);

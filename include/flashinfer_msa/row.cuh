@@ -26,6 +26,7 @@ struct Params {
   // What not every GPU can do, nor every build for it; found before the first launch.
   enum Feature : int32_t {
     kDependentLaunch = 1,  // a kernel starts while the one before it ends: saves 0.4 us a launch
+    kClusters = 2,         // thread blocks reach each other's shared memory, and can share a row
   };
 
   const void* scores;
@@ -43,9 +44,9 @@ struct Params {
   bool has(Feature feature) const { return (features & feature) != 0; }
 };
 
-// Thread blocks of a launch: y counts heads.
+// Thread blocks of a launch: y counts heads. So many consecutive ones of x are a cluster.
 struct Grid {
-  int x, y;
+  int x, y, shares;
 };
 
 // Whether the kernels that step from block to block in 32 bits may serve the call.
@@ -55,10 +56,10 @@ inline int64_t rows_of(const Params& p) { return int64_t{p.heads} * p.tokens; }
 
 constexpr int kMaxHeads = 65535;  // of one launch: a grid's y goes no further
 
-// For thread blocks that take so many tokens of a head each.
-inline Grid grid_of_tokens(const Params& p, int tokens) {
+// For thread blocks that take so many tokens of a head each, or share them.
+inline Grid grid_of_tokens(const Params& p, int tokens, int shares = 1) {
   const int heads = p.heads - p.first_head;
-  return {(p.tokens + tokens - 1) / tokens, heads < kMaxHeads ? heads : kMaxHeads};
+  return {(p.tokens + tokens - 1) / tokens * shares, heads < kMaxHeads ? heads : kMaxHeads, shares};
 }
 
 // That token, or where there are not so many the last, whose threads then have company.

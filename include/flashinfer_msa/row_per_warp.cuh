@@ -21,7 +21,7 @@ struct RowPerWarp {
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kBlocks = kItems * kWarpSize;  // the most of a row
   using Group = RowGroup<kRows>;
-  using Select = BlockSelect<Policy::kTopK, 1, kItems>;
+  using Select = BlockSelect<Policy::kTopK, 1, kItems, (kRows >= 8)>;
   struct Slot {  // of a row
     union {      // one after the other
       float score[kBlocks];

@@ -33,7 +33,7 @@ struct RowsByHalves {
   static_assert(kItems % kPart == 0, "whole parts");
   using Leaders = GroupLeaders<Group, kWarps, groups_per_lane(Policy::kTopK)>;
   static constexpr int kCapacity = 256;
-  using Candidates = CandidateList<Policy::kTopK, kCapacity>;
+  using Candidates = CandidateList<Policy::kTopK, kCapacity, (kRows >= 8)>;
 
   // The kernel for what is rare.
   using Other = std::conditional_t<kRows == Quads::kRows, RowsInSlices<Policy, kWarps>,
@@ -159,7 +159,7 @@ struct RowsByHalves {
     leaders.put(leader);
     sync_block();
     Group::template for_each_row<kWarps>([&](int r) {
-      const float bound = leaders.bound(r, wanted, smem.own.candidates[r].leader);
+      const float bound = leaders.bound(r, wanted, smem.own.candidates[r].room);
       if (lane_index() == 0) smem.own.bound[r] = least_half_reaching(bound);
     });
     sync_block();

@@ -13,18 +13,21 @@
 #include "group_leaders.cuh"
 #include "quad_list.cuh"
 #include "quad_ring.cuh"
+#include "row_share.cuh"
 #include "short_row.cuh"
 #include "warp_narrow.cuh"
 
 namespace flashinfer_msa {
 
-template <class PolicyT, int kWarpsT>
+template <class PolicyT, int kWarpsT, int kSharesT = 1>
 struct RowsInSlices {
   using Policy = PolicyT;
   using Score = typename Policy::Score;
   static constexpr int kWarps = kWarpsT;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kRows = Quads::kRows;
+  static constexpr int kShares = kSharesT;  // thread blocks of a row
+  using Share = RowShare<Policy::kTopK, kRows, kShares>;
   static constexpr int kItems = 16;  // scores of a lane in a tile
   static constexpr int kTiles = 2;   // of a warp's ring
 
@@ -37,7 +40,7 @@ struct RowsInSlices {
   static_assert(kTiles * kItems % kLeaders == 0, "items are dealt evenly to groups");
   // Of each warp's list in the end: all of it, or where that would take too much, its best.
   static constexpr int kKept = Policy::kTopK <= 32 ? List::kCapacity : kWidth;
-  using Candidates = CandidateList<Policy::kTopK, kWarps * kKept>;
+  using Candidates = CandidateList<Policy::kTopK, kWarps * kKept, (kRows >= 8)>;
 
   struct Storage {
     union {
@@ -51,6 +54,7 @@ struct RowsInSlices {
         typename Leaders::Storage leaders;
         alignas(16) float best_of[kRows][Leaders::kGroups];
       } first;
+      typename Share::Storage share;
     };
     float bound[kRows];
     int32_t count[kWarps][kRows];  // of each list
@@ -59,11 +63,11 @@ struct RowsInSlices {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows, kShares); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
-    const int first_token = block_x() * kRows;
+    const int first_token = Share::first_token();
     const int token = existing_token(params, first_token + Quads::row());
     wait_for_producer(params.scores);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
@@ -71,26 +75,27 @@ struct RowsInSlices {
     // As if some row had all blocks: where slices begin depends on the extents.
     int tiles = tiles_for(params.blocks);  // of a slice
     int end_tile = end_tile_for(params.blocks);
-    copy_first(ring, warp_index() * tiles, end_tile);
+    copy_first(ring, slice() * tiles, end_tile);
     const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
     const int longest = warp_max(row.end);
     if (longest <= ShortRow<Policy>::kBlocks) {
       wait_copies<0>();
+      if (Share::share() > 0) return;
       sync_block();  // short rows take the place of the rings
       return ShortRow<Policy>::template run_rows<Quads, kWarps>(params, head, first_token, row,
                                                                 smem.short_row);
     }
     if (tiles != tiles_for(longest) || end_tile != end_tile_for(longest)) {
-      const int past = warp_index() * tiles + end_tile + 1;
+      const int past = slice() * tiles + end_tile + 1;
       tiles = tiles_for(longest);
       end_tile = end_tile_for(longest);
       wait_copies<0>();
       sync_warp();
-      copy_first(ring, warp_index() * tiles - past, end_tile);
+      copy_first(ring, slice() * tiles - past, end_tile);
     }
     // The lane's first block, and what of the row's middle lies from there on.
-    const int first = warp_index() * tiles * Ring::kBlocks + Quads::member() * kItems;
+    const int first = slice() * tiles * Ring::kBlocks + Quads::member() * kItems;
     const int begin = row.begin - first, end = row.end - first;
 
     float least = first_bound(ring, end_tile, begin, end, wanted);
@@ -113,25 +118,26 @@ struct RowsInSlices {
       if (warp_any(list.total > kKept)) list.shrink(wanted);
     }
     gather(list);
-    Quads::for_each_row<kWarps>([&](int r) {
-      if (first_token + r >= params.tokens) return;
-      const int count = warp_sum(lane_index() < kWarps ? smem.count[lane_index()][r] : 0);
-      smem.candidates[r].write_best(RowWriter<Policy>(params, head, first_token + r),
-                                    Quads::of_row(row, r), count, wanted);
-    });
+    Share::get_ready();  // the lists have been read: the shared rows take their place
+    Share{smem.share}.template write_rows<Quads, kWarps, Policy>(
+        params, head, row, [&](int r) -> Candidates& { return smem.candidates[r]; },
+        [&](int r) { return warp_sum(lane_index() < kWarps ? smem.count[lane_index()][r] : 0); });
   }
 
  private:
+  // Which of a row's slices is the warp's.
+  static FLASHINFER_MSA_DEVICE int slice() { return Share::share() * kWarps + warp_index(); }
+
   // Tiles of a slice, where there are so many blocks.
   static FLASHINFER_MSA_DEVICE int tiles_for(int blocks) {
-    constexpr int kStep = kWarps * Ring::kBlocks;
+    constexpr int kStep = kShares * kWarps * Ring::kBlocks;
     return (blocks + kStep - 1) / kStep;
   }
 
   // The warp's last tile that has enough of them to choose from, 0 if there is none.
   static FLASHINFER_MSA_DEVICE int end_tile_for(int blocks) {
     const int whole = tiles_for(blocks) * Ring::kBlocks;
-    const int rest = blocks - warp_index() * whole;
+    const int rest = blocks - slice() * whole;
     const int most = rest < whole ? rest : whole;
     return most < kWidth ? 0 : (most - kWidth) / Ring::kBlocks;
   }

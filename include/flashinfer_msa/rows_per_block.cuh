@@ -12,12 +12,13 @@
 #pragma once
 
 #include "group_leaders.cuh"
+#include "row_share.cuh"
 #include "short_row.cuh"
 #include "warp_narrow.cuh"
 
 namespace flashinfer_msa {
 
-template <class PolicyT, int kRowsT, int kWarpsT, int kItemsT>
+template <class PolicyT, int kRowsT, int kWarpsT, int kItemsT, int kSharesT = 1>
 struct RowsPerBlock {
   using Policy = PolicyT;
   using Score = typename Policy::Score;
@@ -26,8 +27,10 @@ struct RowsPerBlock {
   using Group = RowGroup<kRowsT>;
   static constexpr int kRows = kRowsT;
   static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kStretch = Group::kMembers * kItems;  // of a warp
-  static constexpr int kBlocks = kWarps * kStretch;          // the most of a row
+  static constexpr int kStretch = Group::kMembers * kItems;    // of a warp
+  static constexpr int kShares = kSharesT;                     // thread blocks of a row
+  static constexpr int kBlocks = kShares * kWarps * kStretch;  // the most of a row
+  using Share = RowShare<Policy::kTopK, kRows, kShares>;
   using Leaders = GroupLeaders<Group, kWarps, groups_per_lane(Policy::kTopK)>;
   static constexpr int kGroups = Leaders::kGroups;    // of a row
   static constexpr int kLeaders = Leaders::kLeaders;  // of a thread
@@ -35,8 +38,8 @@ struct RowsPerBlock {
 
   static constexpr int kRoom = 2 * kGroups + kStretch;
   static constexpr int kCapacity = kRoom < 256 ? 256 : kRoom;
-  using List = CandidateList<Policy::kTopK, kCapacity>;
-  using Cursor = ListCursor<sizeof(float) * (kCapacity + kGroups)>;
+  using List = CandidateList<Policy::kTopK, kCapacity, (kRows >= 8)>;
+  using Cursor = ListCursor<List::kApart>;
   struct Storage {
     union {
       List list[kRows];
@@ -46,18 +49,21 @@ struct RowsPerBlock {
     int32_t count[2][kWarps][kRows];  // that each warp lists; by turns
     int32_t total[kRows];             // in the list
     float passing[kRows];             // what a score must exceed
+    typename Share::Storage share;
   };
 
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows, kShares); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
-    const int first_token = block_x() * kRows;
+    const int first_token = Share::first_token();
+    Share::get_ready();
     const int token = existing_token(params, first_token + Group::row());
-    const int first = warp_index() * kStretch + Group::member() * kItems;  // block
+    const int warp = Share::share() * kWarps + warp_index();
+    const int first = warp * kStretch + Group::member() * kItems;  // block
     const Score* next = RowScores<Policy>(params, head, token).of(first);
     wait_for_producer(next);
 
@@ -65,6 +71,7 @@ struct RowsPerBlock {
     const int wanted = Policy::wanted(params);
     const int longest = warp_max(row.end);
     if (longest <= ShortRow<Policy>::kBlocks) {
+      if (Share::share() > 0) return;
       return ShortRow<Policy>::template run_rows<Group, kWarps>(params, head, first_token, row,
                                                                 smem.short_row);
     }
@@ -73,11 +80,9 @@ struct RowsPerBlock {
     Group::hide(row.begin - first, score);
     const float passing = first_bound(score, wanted);
     const int total = list(score, first, wanted, passing);
-    Group::template for_each_row<kWarps>([&](int r) {
-      if (first_token + r >= params.tokens) return;
-      smem.list[r].write_best(RowWriter<Policy>(params, head, first_token + r),
-                              Group::of_row(row, r), warp_shuffle(total, r), wanted);
-    });
+    Share{smem.share}.template write_rows<Group, kWarps, Policy>(
+        params, head, row, [&](int r) -> List& { return smem.list[r]; },
+        [&](int r) { return warp_shuffle(total, r); });
   }
 
  private:
@@ -96,7 +101,7 @@ struct RowsPerBlock {
     leaders.put(leader);
     sync_block();
     Group::template for_each_row<kWarps>([&](int r) {
-      const float bound = leaders.bound(r, wanted, smem.list[r].leader);
+      const float bound = leaders.bound(r, wanted, smem.list[r].room);
       if (lane_index() == 0) smem.passing[r] = next_below(bound);
     });
     sync_block();

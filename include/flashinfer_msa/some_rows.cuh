@@ -60,8 +60,16 @@ struct ShortRowsKernels {
 //             4x16x32h  5.38  8x16x64 6.37                           8x16x64   9.42
 //    8,192    4x16x64h  8.00  4x16x64 8.69  8x16x128h 9.51           8x16x128h 13.5  slices 14.4
 //             8x16x128h 8.76  slices  11.3  4x16x64h 10.60  slices 11.8
-// At 4,096 halves gain a tenth, and take thrice as long where many scores are alike. A cluster of 8
-// thread blocks a row group took 10.9 to 18.9 at 8,192 x 64.
+// At 4,096 halves gain a tenth, and take thrice as long where many scores are alike.
+//
+// Rows that thread blocks share, H = 1. A block a row; 4x8x32, four of them; 4x16x64h:
+//   blocks    S = 24           32               64               127
+//    8,192     5.6 4.8 7.1     7.4 5.2 7.7      7.4 5.5 7.9      9.0 7.7 8.2
+// Two blocks a row; slices, as one block for eight rows, 2, 4, 8:
+//   blocks   S = 32                   64                     128                     512
+//   16,384    9  18.0 13.1  9.8  8.8  11  18.2 13.2 10.1 9.3  21  18.4 13.5 11.0 18  20  20 32
+//   32,768   15  33.3 19.4 13.6 11.1  19  33.5 19.6 14.0 12   36  33.9 20.0 15.2 24  37  34 50
+//  131,072   51   103 60.3 35.6 21.6  66   104 60.8 36.3 24  125   105 62.0 40.4 56
 template <class Policy>
 struct LongRowsKernels {
   static constexpr bool kNarrow = Policy::kTopK <= 16;  // wider selections lack room for eight rows
@@ -72,16 +80,24 @@ struct LongRowsKernels {
   using ManyUpTo2048 = RowsPerBlock<Policy, 8, 16, 32>;
   using ManyUpTo4096 = RowsPerBlock<Policy, 8, 16, 64>;
   using Longer = RowsInSlices<Policy, kNarrow ? 16 : 8>;
+  // Several thread blocks a row.
+  using SharedUpTo8192 = RowsPerBlock<Policy, 4, 8, 32, 4>;
+  template <int kShares>
+  using Shared = RowsInSlices<Policy, kNarrow ? 16 : 8, kShares>;
   using ManyUpTo8192 = RowsByHalves<Policy, 8, 16, 128>;
 
   static constexpr int kMany = 512;  // rows from which more of them share a thread block
+  static constexpr int kFew = 128;   // rows up to which those of UpTo8192 are shared
+  // Rows up to which 8, 4 and 2 thread blocks share those of Longer: all clusters fit an H200.
+  static constexpr int kFor8 = 120, kFor4 = 240, kFor2 = 528;
 
-  static cudaError_t prepare() {
-    cudaError_t error = prepare_kernels<UpTo2048, UpTo4096, UpTo8192, ManyUpTo2048, Longer>();
+  static cudaError_t prepare(int32_t& features) {
+    cudaError_t error = prepare_kernels<UpTo2048, UpTo4096, UpTo8192, ManyUpTo2048, Longer,
+                                        SharedUpTo8192, Shared<2>, Shared<4>, Shared<8>>();
     if constexpr (kNarrow) {
       if (error == cudaSuccess) error = prepare_kernels<ManyUpTo4096, ManyUpTo8192>();
     }
-    return error;
+    return error == cudaSuccess ? expect_clusters<Shared<8>>(features) : error;
   }
 
   static cudaError_t launch(const Params& params, int64_t rows, cudaStream_t stream) {
@@ -90,7 +106,16 @@ struct LongRowsKernels {
       return many ? launch_kernel<ManyUpTo2048>(params, stream)
                   : launch_kernel<UpTo2048>(params, stream);
     }
-    if (params.blocks > UpTo8192::kBlocks) return launch_kernel<Longer>(params, stream);
+    const bool shares = params.has(Params::kClusters);
+    if (params.blocks > UpTo8192::kBlocks) {
+      if (!shares || rows > kFor2) return launch_kernel<Longer>(params, stream);
+      if (rows > kFor4) return launch_kernel<Shared<2>>(params, stream);
+      if (rows > kFor8) return launch_kernel<Shared<4>>(params, stream);
+      return launch_kernel<Shared<8>>(params, stream);
+    }
+    if (shares && rows < kFew && params.blocks > UpTo4096::kBlocks) {
+      return launch_kernel<SharedUpTo8192>(params, stream);
+    }
     const bool fits = params.blocks <= UpTo4096::kBlocks;
     if constexpr (kNarrow) {
       if (many) {
@@ -103,9 +128,9 @@ struct LongRowsKernels {
 };
 
 template <class Policy>
-cudaError_t SomeRows<Policy>::prepare() {
+cudaError_t SomeRows<Policy>::prepare(int32_t& features) {
   const cudaError_t error = ShortRowsKernels<Policy>::prepare();
-  return error == cudaSuccess ? LongRowsKernels<Policy>::prepare() : error;
+  return error == cudaSuccess ? LongRowsKernels<Policy>::prepare(features) : error;
 }
 
 template <class Policy>

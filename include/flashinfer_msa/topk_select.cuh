@@ -25,13 +25,13 @@ static_assert(sizeof(Call) == 88, "nothing lies between the members");
 
 template <class Policy>
 struct FewRows {
-  static cudaError_t prepare();
+  static cudaError_t prepare(int32_t& features);
   static cudaError_t launch(const Params& params, cudaStream_t stream);
 };
 
 template <class Policy>
 struct SomeRows {
-  static cudaError_t prepare();
+  static cudaError_t prepare(int32_t& features);
   static cudaError_t launch(const Params& params, cudaStream_t stream);
 };
 
@@ -49,8 +49,8 @@ struct TopKSelect {
   // Readies the kernels on the current GPU, and answers bits of Params::Feature.
   static cudaError_t prepare(int32_t& features) {
     cudaError_t error = find_features<Policy>(features);
-    if (error == cudaSuccess) error = FewRows<Policy>::prepare();
-    if (error == cudaSuccess) error = SomeRows<Policy>::prepare();
+    if (error == cudaSuccess) error = FewRows<Policy>::prepare(features);
+    if (error == cudaSuccess) error = SomeRows<Policy>::prepare(features);
     if (!kHasManyRows || error != cudaSuccess) return error;
     return ManyRows<Policy>::prepare();
   }
@@ -77,7 +77,17 @@ struct TopKSelect {
   }
 
   static bool has_some_rows(const Params& p) {
-    return has_adjacent_tokens(p) && p.tokens >= 4 && rows_of(p) >= (p.blocks <= 512 ? 64 : 128);
+    return has_adjacent_tokens(p) && p.tokens >= 4 && rows_of(p) >= least_some_rows(p);
+  }
+
+  // Rows from which those of adjacent tokens are read side by side. Where every block has a line of
+  // memory to itself a row alone is slow: a processor takes in a line a cycle.
+  static int64_t least_some_rows(const Params& p) {
+    constexpr int64_t kLine = 24;  // scores, nearly
+    if (p.blocks <= 512) return 64;
+    if (!p.has(Params::kClusters) || p.blocks <= 4096) return 128;
+    if (p.blocks <= 8192) return p.block_stride >= kLine ? 24 : 128;
+    return p.block_stride >= kLine && p.blocks > 16384 ? 31 : 65;
   }
 
   static bool has_many_rows(const Params& p) {

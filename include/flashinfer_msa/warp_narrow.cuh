@@ -12,42 +12,33 @@
 
 namespace flashinfer_msa {
 
-template <int kTopK, int kCapacityT>
+template <int kTopK, int kCapacityT, bool kHasManyRows>
 struct CandidateList {
   static constexpr int kCapacity = kCapacityT;
   static constexpr int kPerLane = groups_per_lane(kTopK);
-  static constexpr bool kFitsLanes = kTopK <= kWarpSize;
-  static_assert(kCapacity >= kWarpSize, "is_chosen() reads a score for each lane");
+  static constexpr bool kIsRanked = kTopK <= kWarpSize;  // what is left in the end
+  static constexpr int kRanked = ranked_per_lane(kTopK, kHasManyRows);
+  static constexpr int kMost = kRanked * kWarpSize;  // that are ranked at once
 
+  // From a candidate's score to its block, in bytes.
+  static constexpr int kApart = sizeof(float) * (kCapacity + kMost);
   alignas(16) float score[kCapacity];
-  alignas(16) float leader[kPerLane * kWarpSize];
-  int32_t block[kCapacity];  // ascending
+  alignas(16) float room[kMost];  // for leaders, and for what is ranked
+  int32_t block[kCapacity];       // ascending
 
   // Keeps the best `wanted` of `count` candidates (ties to the lower block), in order; answers how
   // many are left. Called by one whole warp, which sees the list; ends synchronised.
   FLASHINFER_MSA_DEVICE int narrow(int count, int wanted) {
-    if constexpr (kFitsLanes) {
-      const bool stays = is_chosen(count, wanted);
-      const float s = score[lane_index()];
-      const int32_t b = block[lane_index()];
-      const uint32_t staying = warp_ballot(stays);
-      sync_warp();  // all lanes have read before any writes
-      if (stays) {
-        const int slot = count_bits(staying & lower_lanes());
+    if constexpr (kIsRanked) {
+      count = emit(count, wanted, [&](int slot, float s, int32_t b) {
         score[slot] = s;
         block[slot] = b;
-      }
+      });
       sync_warp();
-      return count_bits(staying);
     } else {
-      while (count > wanted) {
-        const float threshold = find_threshold(count, wanted);
-        const int above = count_exceeding(count, threshold);
-        if (above < wanted) return keep(count, threshold, wanted - above);
-        count = keep(count, threshold, 0);
-      }
-      return count;
+      while (count > wanted) count = narrow_once(count, wanted);
     }
+    return count;
   }
 
   // Narrows to the best, and writes the row that they belong to. Called likewise.
@@ -56,11 +47,8 @@ struct CandidateList {
                                         int wanted) {
     int32_t* output = writer.output + row.begin;
     int chosen = 0;
-    if constexpr (kFitsLanes) {
-      const bool stays = is_chosen(count, wanted);
-      const uint32_t staying = warp_ballot(stays);
-      if (stays) output[count_bits(staying & lower_lanes())] = block[lane_index()];
-      chosen = count_bits(staying);
+    if constexpr (kIsRanked) {
+      chosen = emit(count, wanted, [&](int slot, float, int32_t b) { output[slot] = b; });
     } else {
       chosen = narrow(count, wanted);
       for (int i = lane_index(); i < chosen; i += kWarpSize) output[i] = block[i];
@@ -68,30 +56,25 @@ struct CandidateList {
     writer.frame(row, chosen, lane_index(), kWarpSize);
   }
 
-  // The same without moving the last 32: whether the lane's candidate, block[lane], is among the
-  // best. Narrows longer lists first, and leaves in `count` how many it then looked at.
-  FLASHINFER_MSA_DEVICE bool is_chosen(int& count, int wanted) {
-    while (FLASHINFER_MSA_UNLIKELY(count > kWarpSize)) {
-      const float threshold = find_threshold(count, wanted);
-      const int above = count_exceeding(count, threshold);
-      count = keep(count, threshold, above < wanted ? wanted - above : 0);
+  // Hands over the best (see emit_best). A list that is too long is narrowed first.
+  template <class Emit>
+  FLASHINFER_MSA_DEVICE int emit(int count, int wanted, const Emit& emit) {
+    while (FLASHINFER_MSA_UNLIKELY(count > kMost)) count = narrow_once(count, wanted);
+    const auto at = [](int j) { return j; };
+    if (kRanked > 1 && FLASHINFER_MSA_UNLIKELY(count > kWarpSize)) {
+      return emit_best<kRanked>(score, block, at, count, wanted, room, emit);
     }
-    const int lane = lane_index();
-    const float mine[1] = {lane < count ? nan_as_infinity(score[lane]) : no_score()};
-    score[lane] = mine[0];
-    sync_warp();
-    int above[1];
-    count_above<kWarpSize>(score, mine, above);
-    bool chosen = lane < count && above[0] < wanted;
-    if (count_bits(warp_ballot(chosen)) > wanted) {  // ties: the lowest blocks among the worst
-      const int worst = warp_max(chosen ? above[0] : 0);
-      const uint32_t tied = warp_ballot(chosen && above[0] == worst);
-      chosen = chosen && (above[0] < worst || worst + count_bits(tied & lower_lanes()) < wanted);
-    }
-    return chosen;
+    return emit_best<1>(score, block, at, count, wanted, room, emit);
   }
 
  private:
+  // A round; of more than `wanted` candidates at least those stay.
+  FLASHINFER_MSA_DEVICE int narrow_once(int count, int wanted) {
+    const float threshold = find_threshold(count, wanted);
+    const int above = count_exceeding(count, threshold);
+    return keep(count, threshold, above < wanted ? wanted - above : 0);
+  }
+
   FLASHINFER_MSA_DEVICE float find_threshold(int count, int wanted) {
     float best[kPerLane];
     FLASHINFER_MSA_UNROLL
@@ -104,9 +87,9 @@ struct CandidateList {
       }
     }
     FLASHINFER_MSA_UNROLL
-    for (int g = 0; g < kPerLane; ++g) leader[g * kWarpSize + lane_index()] = best[g];
+    for (int g = 0; g < kPerLane; ++g) room[g * kWarpSize + lane_index()] = best[g];
     sync_warp();
-    return kth_leader<kPerLane>(leader, best, wanted);
+    return kth_leader<kPerLane>(room, best, wanted);
   }
 
   FLASHINFER_MSA_DEVICE int count_exceeding(int count, float threshold) const {

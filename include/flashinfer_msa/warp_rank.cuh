@@ -9,6 +9,12 @@ namespace flashinfer_msa {
 // Groups for each lane, so that at most half of all groups lie above a threshold of `topk`.
 constexpr int groups_per_lane(int topk) { return topk <= 16 ? 1 : topk <= 32 ? 2 : 4; }
 
+// Scores for each lane, of the longest list that is ranked as it is. A list for 16 is rarely longer
+// than one a lane, but of a thousand rows one commonly is, and the call waits for it.
+constexpr int ranked_per_lane(int topk, bool has_many_rows) {
+  return topk <= 16 && has_many_rows ? 2 : groups_per_lane(topk);
+}
+
 FLASHINFER_MSA_DEVICE uint32_t lower_lanes() { return (1u << lane_index()) - 1u; }
 
 // How many of kCount scores in shared memory (aligned to 16 bytes) exceed each of the lane's own.
@@ -37,8 +43,8 @@ FLASHINFER_MSA_DEVICE void count_above(const float* scores, const float (&mine)[
 // The `wanted`-th largest of the leaders in shared memory, -inf if there are fewer. All lanes call
 // and get it; the leaders must be visible to the warp.
 template <int kPerLane>
-FLASHINFER_MSA_DEVICE float kth_leader(const float (&leader)[kPerLane * kWarpSize],
-                                       const float (&mine)[kPerLane], int wanted) {
+FLASHINFER_MSA_DEVICE float kth_leader(const float* leader, const float (&mine)[kPerLane],
+                                       int wanted) {
   int above[kPerLane];
   count_above<kPerLane * kWarpSize>(leader, mine, above);
   int32_t least = ordered_bits(infinity());
@@ -48,6 +54,70 @@ FLASHINFER_MSA_DEVICE float kth_leader(const float (&leader)[kPerLane * kWarpSiz
     if (above[g] < wanted && key < least) least = key;
   }
   return from_ordered_bits(warp_min(least));
+}
+
+// Of the worst chosen, which tie, keeps the first that there is room for.
+template <int kMine>
+FLASHINFER_MSA_DEVICE void drop_ties(const int (&above)[kMine], int wanted,
+                                     uint32_t (&chosen)[kMine]) {
+  int worst = 0;
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    if (chosen[g] >> lane_index() & 1) worst = above[g] > worst ? above[g] : worst;
+  }
+  worst = warp_max(worst);  // and so many exceed it
+  int ties = wanted - worst;
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    const bool is_chosen = chosen[g] >> lane_index() & 1;
+    const uint32_t tied = warp_ballot(is_chosen && above[g] == worst);
+    const bool stays = above[g] < worst || count_bits(tied & lower_lanes()) < ties;
+    chosen[g] = warp_ballot(is_chosen && stays);
+    ties = ties < count_bits(tied) ? 0 : ties - count_bits(tied);
+  }
+}
+
+// One warp hands over the best `wanted` of `total` scores, no more than kMine a lane: it calls
+// emit(slot, score, block), slots ascending with the list, and answers how many they are. The
+// list's j-th lies at place(j) of what the warp can see, and may be overwritten by `emit`. `room`,
+// aligned to 16 bytes, is for as many scores as there may be.
+template <int kMine, class Place, class Emit>
+FLASHINFER_MSA_DEVICE int emit_best(const float* score, const int32_t* block, const Place& place,
+                                    int total, int wanted, float* room, const Emit& emit) {
+  const int lane = lane_index();
+  float mine[kMine];
+  int32_t id[kMine];
+  int above[kMine];
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    const int j = g * kWarpSize + lane;
+    const int at = place(j < total ? j : 0);
+    mine[g] = j < total ? nan_as_infinity(score[at]) : no_score();
+    id[g] = block[at];
+    room[j] = mine[g];
+  }
+  sync_warp();
+  count_above<kMine * kWarpSize>(room, mine, above);
+  uint32_t chosen[kMine];
+  int all = 0;
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    chosen[g] = warp_ballot(g * kWarpSize + lane < total && above[g] < wanted);
+    all += count_bits(chosen[g]);
+  }
+  if (FLASHINFER_MSA_UNLIKELY(all > wanted)) {
+    drop_ties(above, wanted, chosen);
+    all = wanted;
+  }
+  int slot = 0;
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    if (chosen[g] >> lane & 1) {
+      emit(slot + count_bits(chosen[g] & lower_lanes()), mine[g], id[g]);
+    }
+    slot += count_bits(chosen[g]);
+  }
+  return all;
 }
 
 }  // namespace flashinfer_msa

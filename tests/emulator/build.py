@@ -51,7 +51,7 @@ def _runtime(check: str) -> list[Future[Path]]:
 
     def run(source: Path) -> Path:
         target = folder() / f"machine-{source.stem}-{check}.o"
-        _compile(_compiler(), *_FLAGS, *own, f"-I{HERE}", "-c", source, "-o", target)
+        _compile(_compiler(), *_FLAGS, "-O2", *own, f"-I{HERE}", "-c", source, "-o", target)
         return target
 
     return [_work.submit(run, source) for source in sorted(HERE.glob("machine/*.cpp"))]

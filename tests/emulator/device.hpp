@@ -40,6 +40,7 @@ struct Lanes {
 struct Kernel {
   const char* name;
   int64_t grid_x, grid_y;
+  int shares;  // consecutive thread blocks of x that are a cluster
   int threads;
   size_t storage, alignment;
   const void* params;
@@ -55,6 +56,9 @@ int block_y();
 Lanes meet(const char* what, Site site, uint64_t value);
 void sync_warp(Site site);
 void sync_block(Site site);
+void arrive_cluster(Site site);
+void wait_cluster(Site site);
+const void* of_block(const void* p, int rank);
 void wait_for_producer();  // before it a thread may touch no buffer of the call's
 
 void copy_async(void* to, const void* from, size_t size, Site site);
@@ -122,6 +126,17 @@ inline int block_y() { return emulator::block_y(); }
 inline void wait_for_producer(const void*) { emulator::wait_for_producer(); }
 inline void sync_block(emulator::Site site = emulator::Site::here()) { emulator::sync_block(site); }
 inline void sync_warp(emulator::Site site = emulator::Site::here()) { emulator::sync_warp(site); }
+
+inline void arrive_cluster(emulator::Site site = emulator::Site::here()) {
+  emulator::arrive_cluster(site);
+}
+inline void wait_cluster(emulator::Site site = emulator::Site::here()) {
+  emulator::wait_cluster(site);
+}
+template <class T>
+inline T* of_block(T* p, int rank) {
+  return const_cast<T*>(static_cast<const T*>(emulator::of_block(p, rank)));
+}
 
 inline uint32_t warp_ballot(bool predicate, emulator::Site site = emulator::Site::here()) {
   const emulator::Lanes all = emulator::meet("warp_ballot", site, predicate);
@@ -287,6 +302,11 @@ cudaError_t prepare_kernel() {
   return cudaSuccess;
 }
 
+template <class Kernel>
+cudaError_t expect_clusters(int32_t&) {
+  return cudaSuccess;
+}
+
 template <class Kernel, class ParamsT>
 cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
   const auto body = [](const void* params, void* storage) {
@@ -294,7 +314,7 @@ cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
         .run();
   };
   const auto grid = Kernel::grid(params);
-  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, Kernel::kThreads,
+  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, grid.shares, Kernel::kThreads,
                     sizeof(typename Kernel::Storage), alignof(typename Kernel::Storage), &params,
                     sizeof(params), body});
   return cudaSuccess;

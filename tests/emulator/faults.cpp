@@ -15,7 +15,7 @@ struct Buffers {
   int32_t* output;       // 64
 };
 struct Grid {
-  int x, y;
+  int x, y, shares;
 };
 
 struct Machine {
@@ -41,12 +41,27 @@ struct Kernel {
   using Storage = Machine::Shared;
   const Buffers& params;
   Storage& smem;
-  static Grid grid(const Buffers&) { return {2, 1}; }
+  static Grid grid(const Buffers&) { return {2, 1, 1}; }
   void run() {
     if (kWaits) wait_for_producer(params.input);
     if (block_x() == 0) chosen(Machine{thread_index(), params, smem});
   }
 };
+
+// Two blocks that are a cluster, both with the body.
+struct Cluster {
+  static constexpr int kThreads = 64;
+  using Storage = Machine::Shared;
+  const Buffers& params;
+  Storage& smem;
+  static Grid grid(const Buffers&) { return {2, 1, 2}; }
+  void run() {
+    wait_for_producer(params.input);
+    chosen(Machine{thread_index(), params, smem});
+  }
+};
+
+int32_t& of_the_other(const Machine& m) { return of_block(m.shared.value, 1 - block_x())[m.t]; }
 
 struct Fault {
   const char* name;
@@ -167,6 +182,83 @@ const Fault kFaults[] = {
      launch_kernel<Kernel<false>>},
     {"output_written_too_early", [](const Machine& m) { m.answer(1); },
      launch_kernel<Kernel<false>>},
+    {"nothing_with_clusters",
+     [](const Machine& m) {
+       arrive_cluster();
+       wait_cluster();
+       of_the_other(m) = m.t;
+       arrive_cluster();
+       wait_cluster();
+       if (block_x() == 0) m.answer(m.shared.value[63 - m.t]);
+     },
+     launch_kernel<Cluster>},
+    {"nothing_in_one_of_a_cluster",
+     [](const Machine& m) {
+       if (block_x() == 0) return;
+       arrive_cluster();
+       m.put();
+       wait_cluster();
+       m.answer(m.shared.value[m.t]);
+     },
+     launch_kernel<Cluster>},
+    {"other_block_too_early",
+     [](const Machine& m) {
+       arrive_cluster();
+       of_the_other(m) = m.t;
+       wait_cluster();
+     },
+     launch_kernel<Cluster>},
+    {"other_block_has_ended",
+     [](const Machine& m) {
+       if (block_x() == 1) return;
+       arrive_cluster();
+       wait_cluster();
+       m.answer(of_the_other(m));
+     },
+     launch_kernel<Cluster>},
+    {"block_barrier_for_a_cluster",
+     [](const Machine& m) {
+       arrive_cluster();
+       wait_cluster();
+       of_the_other(m) = m.t;
+       sync_block();
+       if (block_x() == 0) m.answer(m.shared.value[m.t]);
+       arrive_cluster();
+       wait_cluster();
+     },
+     launch_kernel<Cluster>},
+    {"arrived_too_early",
+     [](const Machine& m) {
+       arrive_cluster();
+       m.put();
+       wait_cluster();
+       of_the_other(m) = m.t;
+       arrive_cluster();
+       wait_cluster();
+     },
+     launch_kernel<Cluster>},
+    {"waits_before_it_arrives", [](const Machine&) { wait_cluster(); }, launch_kernel<Cluster>},
+    {"arrives_twice",
+     [](const Machine&) {
+       arrive_cluster();
+       arrive_cluster();
+     },
+     launch_kernel<Cluster>},
+    {"half_a_warp_arrives",
+     [](const Machine& m) {
+       if (m.t % 2 == 0) arrive_cluster();
+     },
+     launch_kernel<Cluster>},
+    {"never_arrives",
+     [](const Machine& m) {
+       if (block_x() == 1) return sync_block();
+       if (m.t >= 32) return sync_block();
+       arrive_cluster();
+       wait_cluster();
+     },
+     launch_kernel<Cluster>},
+    {"no_such_block", [](const Machine& m) { of_block(m.shared.value, 2)[m.t] = 1; },
+     launch_kernel<Cluster>},
     {"copied_too_early",
      [](const Machine& m) {
        copy_async<4>(&m.shared.value[m.t], &m.global.input[m.t]);

@@ -18,7 +18,8 @@ _SEAM = "device.cuh"
 # Barriers, waits for copies and for the kernel before, and calls of functions that wrap them; not
 # their definitions.
 _BARRIER = re.compile(
-    r"\b((sync\w*|(wait|commit)_\w+(<[^<>]*>)?)\(\)|wait_for_producer\([^()]*\))(?! *(const)? *{)"
+    r"\b((Share::)?(sync\w*|(wait|commit)_\w+(<[^<>]*>)?)\(\)|wait_for_producer\([^()]*\))"
+    r"(?! *(const)? *{)"
 )
 
 

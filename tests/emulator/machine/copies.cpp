@@ -11,7 +11,7 @@ namespace emulator {
 void copy_async(void* to, const void* from, size_t size, Site site) {
   const Copy copy = {static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from),
                      size};
-  if (!is_within(reinterpret_cast<uintptr_t>(to), block.storage, kernel->storage)) {
+  if (!is_within(reinterpret_cast<uintptr_t>(to), current->block->storage, kernel->storage)) {
     fail("copies to no shared memory at " + text(site));
   }
   expect_aligned(to, size);

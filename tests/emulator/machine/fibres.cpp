@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of the running block as fibres, and who goes next.
+// The threads of the running cluster as fibres, and who goes next.
+//
+// A context brings a fibre to its stack once; from then on jumps switch, since each switch of
+// contexts asks the kernel for the mask of signals. AddressSanitizer would take a jump for the end
+// of the stack's frames.
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -21,12 +26,23 @@ constexpr size_t kGuardSize = 64 << 10;  // a page at least, on every machine
 std::vector<unsigned char*> stacks;
 std::vector<uint64_t> ready;  // a bit a thread
 int alive;
-ucontext_t scheduler;
+Place scheduler;
 uint64_t random_state;
 #if defined(__SANITIZE_ADDRESS__)
 const void* scheduler_stack;
 size_t scheduler_size;
 #endif
+
+void switch_places(Place& from, Place& to) {
+#if defined(__SANITIZE_ADDRESS__)
+  swapcontext(&from.context, &to.context);
+#else
+  if (_setjmp(from.jump) != 0) return;
+  if (to.has_begun) _longjmp(to.jump, 1);
+  to.has_begun = true;
+  setcontext(&to.context);
+#endif
+}
 
 int pick() {
   const int words = static_cast<int>(ready.size());
@@ -53,7 +69,7 @@ void resume(Thread& t) {
   void* fake_stack;
   __sanitizer_start_switch_fiber(&fake_stack, t.stack, kStackSize);
 #endif
-  swapcontext(&scheduler, &t.context);
+  switch_places(scheduler, t.place);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
@@ -64,20 +80,22 @@ void enter() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
 #endif
-  kernel->body(kernel->params, block.storage);
+  kernel->body(kernel->params, current->block->storage);
   expect_no_copies();
   leave(*current->warp);
   leave(*current->all);
+  leave_cluster();
   --alive;
   suspend(true);
 }
 
 void start(Thread& t) {
-  getcontext(&t.context);
-  t.context.uc_stack.ss_sp = t.stack;
-  t.context.uc_stack.ss_size = kStackSize;
-  t.context.uc_link = nullptr;
-  makecontext(&t.context, enter, 0);
+  ucontext_t& context = t.place.context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = t.stack;
+  context.uc_stack.ss_size = kStackSize;
+  context.uc_link = nullptr;
+  makecontext(&context, enter, 0);
   set_ready(t);
 }
 
@@ -85,6 +103,9 @@ void start(Thread& t) {
   for (const Thread& t : threads) {
     if (t.waits != nullptr) {
       fail(text(t) + " waits for ever in " + text(t.waits->what, t.waits->site));
+    }
+    if (t.awaits != nullptr) {
+      fail(text(t) + " waits for ever in " + text(t.awaits, t.site));
     }
   }
   fail("no thread can go on");
@@ -106,6 +127,7 @@ void run_threads() {
   ready.assign((threads.size() + 63) / 64, 0);
   for (Thread& t : threads) start(t);
   alive = static_cast<int>(threads.size());
+  scheduler.has_begun = true;
   while (alive > 0) {
     const int next = pick();
     if (next < 0) fail_stuck();
@@ -113,7 +135,7 @@ void run_threads() {
   }
 }
 
-void set_ready(const Thread& t) { ready[t.index / 64] |= uint64_t{1} << t.index % 64; }
+void set_ready(const Thread& t) { ready[t.id / 64] |= uint64_t{1} << t.id % 64; }
 
 void suspend(bool finished) {
   Thread* self = current;
@@ -121,8 +143,7 @@ void suspend(bool finished) {
   __sanitizer_start_switch_fiber(finished ? nullptr : &self->fake_stack, scheduler_stack,
                                  scheduler_size);
 #endif
-  if (finished) setcontext(&scheduler);
-  swapcontext(&self->context, &scheduler);
+  switch_places(self->place, scheduler);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_size);
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches: a grid's blocks, one after another, and where a thread is in them.
+// Launches: a grid's clusters of blocks, one after another, and where a thread is in them.
 #include <cstdlib>
 #include <cstring>
 
@@ -11,13 +11,14 @@ namespace emulator {
 Run run;
 const Kernel* kernel;
 std::deque<Thread> threads;
-Block block;
+Cluster cluster;
 int64_t serial;
 
 namespace {
 
 constexpr size_t kSharedAlignment = 16;  // of the launch: more is luck
 constexpr size_t kSharedLimit = 227 << 10;
+constexpr int kClusterLimit = 8;  // that every GPU with clusters has
 constexpr int64_t kGridLimitX = 0x7fffffff, kGridLimitY = 0xffff;
 
 std::deque<Scope> scopes;
@@ -27,28 +28,38 @@ Scope* add_scope(const char* name, int first, int size) {
   return &scopes.back();
 }
 
-void start_block(int64_t index) {
-  ++serial;
-  threads.clear(), scopes.clear();
+void add_block(int64_t index, int rank) {
   // Exactly as large as asked for, and full of what a score must not be mistaken for: NaN, huge or
   // zero. A kernel may read what it has not written, as long as it does not use it.
   constexpr unsigned char kJunk[] = {0xff, 0x7f, 0x00};
   auto* storage = static_cast<unsigned char*>(std::malloc(kernel->storage));
-  std::memset(storage, kJunk[(run.seed + serial) % sizeof(kJunk)], kernel->storage);
-  block = {index, storage};
-  Scope* all = add_scope("block", 0, kernel->threads);
+  std::memset(storage, kJunk[(run.seed + serial + rank) % sizeof(kJunk)], kernel->storage);
+  cluster.blocks.push_back({index, rank, storage, kernel->threads});
+  const int first = rank * kernel->threads;
+  Scope* all = add_scope("block", first, kernel->threads);
   for (int i = 0; i < kernel->threads; ++i) {
-    Scope* warp = i % kWarpSize ? threads.back().warp : add_scope("warp", i, kWarpSize);
-    threads.push_back({i, warp, all, stack_for(i)});
+    const int id = first + i;
+    Scope* warp = i % kWarpSize ? threads.back().warp : add_scope("warp", id, kWarpSize);
+    threads.push_back({id, i, &cluster.blocks.back(), warp, all, stack_for(id)});
   }
+}
+
+void run_cluster(int64_t first) {
+  ++serial;
+  threads.clear(), scopes.clear();
+  cluster = {};
+  for (int rank = 0; rank < kernel->shares; ++rank) add_block(first + rank, rank);
+  cluster.awaited = static_cast<int>(threads.size());
   watch_shared();
+  run_threads();
+  for (const Block& block : cluster.blocks) std::free(block.storage);
 }
 
 }  // namespace
 
 int thread() { return current->index; }
-int block_x() { return static_cast<int>(block.index % kernel->grid_x); }
-int block_y() { return static_cast<int>(block.index / kernel->grid_x); }
+int block_x() { return static_cast<int>(current->block->index % kernel->grid_x); }
+int block_y() { return static_cast<int>(current->block->index / kernel->grid_x); }
 
 void wait_for_producer() { current->waited = true; }
 
@@ -74,6 +85,10 @@ void launch(const Kernel& launched) {
       launched.grid_y > kGridLimitY) {
     fail("a grid of " + std::to_string(launched.grid_x) + " x " + std::to_string(launched.grid_y));
   }
+  if (launched.shares < 1 || launched.shares > kClusterLimit ||
+      launched.grid_x % launched.shares != 0) {
+    fail("clusters of " + std::to_string(launched.shares) + " blocks");
+  }
   if (launched.threads < 1 || launched.threads > 1024 || launched.threads % kWarpSize != 0) {
     fail(std::to_string(launched.threads) + " threads");
   }
@@ -82,11 +97,7 @@ void launch(const Kernel& launched) {
          std::to_string(launched.alignment));
   }
   seed_random(run.seed);
-  for (int64_t index = 0; index < grid_blocks; ++index) {
-    start_block(index);
-    run_threads();
-    std::free(block.storage);
-  }
+  for (int64_t first = 0; first < grid_blocks; first += kernel->shares) run_cluster(first);
   kernel = nullptr;
 }
 

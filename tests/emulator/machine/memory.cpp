@@ -4,9 +4,10 @@
 // The kernels are compiled with -fsanitize=thread but linked with the functions below instead of
 // that sanitizer's own, so every load and store that is not on the thread's stack arrives here.
 // Shared memory is checked by happens-before: two accesses of different threads to one place, one
-// of them a write, need a barrier of a common scope between them, whatever the schedule. As on the
-// GPU, votes, reductions and shuffles are no barriers. (With AddressSanitizer these functions are
-// not called: that build looks for other faults.)
+// of them a write, need a barrier of a common scope between them, whatever the schedule: in a
+// cluster one must have arrived since, and the other waited for that. As on the GPU, votes,
+// reductions and shuffles are no barriers. (With AddressSanitizer these functions are not called:
+// that build looks for other faults.)
 #include <cstdio>
 
 #include "machine.hpp"
@@ -23,18 +24,21 @@ constexpr size_t kGranule = 2;  // bytes of shared memory that are watched toget
 // Who touched a granule, and in which epochs of its scopes.
 struct Access {
   const Thread* thread = nullptr;
-  unsigned warp = 0, all = 0;
+  unsigned warp = 0, all = 0, arrivals = 0, passed = 0;
   uintptr_t pc = 0;
 };
 
 struct Granule {
-  int64_t serial = -1;  // of the block that it speaks of
+  int64_t serial = -1;  // of the cluster that it speaks of
   Access write;
   std::vector<Access> reads;  // since the write
   Access copy;                // asynchronous, and under way
 };
 
-std::vector<Granule> granules;
+std::vector<Granule> granules;  // block after block
+
+size_t granules_of_block() { return (kernel->storage + kGranule - 1) / kGranule; }
+Granule* granules_of(const Block& block) { return &granules[block.rank * granules_of_block()]; }
 
 std::string hex(uintptr_t x) {
   char text[32];
@@ -46,42 +50,46 @@ std::string text(const Access& a) { return text(*a.thread) + " at " + hex(a.pc);
 
 bool is_ordered(const Access& before, const Access& now) {
   const Thread &a = *before.thread, &b = *now.thread;
-  return &a == &b || (a.warp == b.warp && before.warp != now.warp) || before.all != now.all;
+  return &a == &b || (a.warp == b.warp && before.warp != now.warp) ||
+         (a.all == b.all && before.all != now.all) || before.arrivals < now.passed;
 }
 
 [[noreturn]] void fail_race(const char* kind, const Access& before, const Access& now,
-                            size_t offset) {
+                            const Block& block, size_t offset) {
   fail(std::string("race, ") + kind + ": byte " + std::to_string(offset) +
        " of the shared memory of block " + std::to_string(block.index) + ", " + text(before) +
        " and " + text(now) + ", with no barrier between them");
 }
 
-void check_shared(size_t offset, size_t size, bool writes, uintptr_t pc) {
+void check_shared(const Block& block, size_t offset, size_t size, bool writes, uintptr_t pc) {
+  expect_block(block, pc);
   if (size < kGranule || offset % kGranule != 0 || offset + size > kernel->storage) {
     fail("touches shared memory across its end or in bytes smaller than it is watched in, at " +
          hex(pc));
   }
-  const Access now = {current, current->warp->epoch, current->all->epoch, pc};
+  const Access now = {current,           current->warp->epoch, current->all->epoch,
+                      current->arrivals, current->passed,      pc};
   for (size_t i = offset / kGranule; i < (offset + size) / kGranule; ++i) {
-    Granule& g = granules[i];
+    Granule& g = granules_of(block)[i];
     if (g.serial != serial) {
       g.serial = serial;
       g.write = g.copy = {};
       g.reads.clear();
     }
-    if (g.copy.thread != nullptr) fail_race("copy under way", g.copy, now, offset);
+    if (g.copy.thread != nullptr) fail_race("copy under way", g.copy, now, block, offset);
     if (g.write.thread != nullptr && !is_ordered(g.write, now)) {
-      fail_race(writes ? "write after write" : "read after write", g.write, now, offset);
+      fail_race(writes ? "write after write" : "read after write", g.write, now, block, offset);
     }
     if (writes) {
       for (const Access& read : g.reads) {
-        if (!is_ordered(read, now)) fail_race("write after read", read, now, offset);
+        if (!is_ordered(read, now)) fail_race("write after read", read, now, block, offset);
       }
       g.reads.clear();
       g.write = now;
     } else {
-      // What a barrier of the block separates from now, it separates from all that follows.
-      if (!g.reads.empty() && g.reads.back().all != now.all) g.reads.clear();
+      // What a barrier of the block separates from now, it separates from all that follows in it.
+      const bool alone = kernel->shares == 1;
+      if (alone && !g.reads.empty() && g.reads.back().all != now.all) g.reads.clear();
       g.reads.push_back(now);
     }
   }
@@ -104,23 +112,28 @@ void check_buffer(Buffer& buffer, size_t offset, size_t size, bool writes, uintp
 
 }  // namespace
 
-void watch_shared() { granules.resize((kernel->storage + kGranule - 1) / kGranule); }
+void watch_shared() { granules.resize(kernel->shares * granules_of_block()); }
 
 void mark_copy(const Copy& copy, bool under_way, uintptr_t pc) {
+  const Block& block = *current->block;
   const size_t first = static_cast<size_t>(copy.to - block.storage) / kGranule;
   for (size_t i = first; i < first + copy.size / kGranule; ++i) {
-    granules[i].copy = {under_way ? current : nullptr, 0, 0, pc};
+    Access& under = granules_of(block)[i].copy;
+    under = {};
+    under.thread = under_way ? current : nullptr;
+    under.pc = pc;
   }
 }
 
 void check_access(uintptr_t p, size_t size, bool writes, uintptr_t pc) {
   if (current == nullptr || is_within(p, current->stack, kStackSize)) return;
-  if (is_within(p, block.storage, kernel->storage)) {
+  if (const Block* block = block_at(p)) {
     if (run.policy == Policy::kRandom && next_random() % 8 == 0) {
       set_ready(*current);
       suspend();
     }
-    return check_shared(p - reinterpret_cast<uintptr_t>(block.storage), size, writes, pc);
+    const size_t offset = p - reinterpret_cast<uintptr_t>(block->storage);
+    return check_shared(*block, offset, size, writes, pc);
   }
   for (Buffer& buffer : run.buffers) {
     if (p - buffer.begin < buffer.allowed.size() * buffer.element) {

@@ -18,7 +18,7 @@ std::string text(const char* what, const Site& site) {
 }
 
 std::string text(const Thread& t) {
-  return "thread " + std::to_string(t.index) + " of block " + std::to_string(block.index);
+  return "thread " + std::to_string(t.index) + " of block " + std::to_string(t.block->index);
 }
 
 void fail(const std::string& message) {
