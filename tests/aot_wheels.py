@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-SPECS = ("topk_select_k16_f32_b0_e1_token", "topk_select_k16_f32_bx_ex_uniform")
+SPECS = ("topk_select_k16_f32_b0_e1_token", "topk_select_k64_f32_bx_ex_uniform")
 TREE = ("flashinfer_msa", "include", "templates", "aot", "LICENSE", "README.md", "pyproject.toml")
 
 
@@ -23,10 +24,10 @@ def copy_tree(source: Path, to: Path) -> Path:
     return to
 
 
-def build(tree: Path, out: Path, **environment: str) -> Path:
-    """Build the wheel of the few kernels as a user does."""
+def build(tree: Path, out: Path, specs: Sequence[str] = SPECS, **environment: str) -> Path:
+    """Build the wheel of some kernels as a user does."""
     command = [sys.executable, str(tree / "aot" / "build_wheel.py"), "--out", str(out)]
-    command += ["--arch", "8.0", "--arch", "9.0", *(w for s in SPECS for w in ("--spec", s))]
+    command += ["--arch", "8.0", "--arch", "9.0", *(w for s in specs for w in ("--spec", s))]
     env = {**os.environ, "FLASHINFER_MSA_DISABLE_JIT": "1", **environment}
     done = subprocess.run(command, cwd=out.parent, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,8 @@ def parse() -> argparse.Namespace:
         prog="scripts/bench",
         description=__doc__ + " Without --quick or --full: the recorded shapes, hostile scores and "
         "host times. Cold launches rotate over more memory than the L2 holds, as far as the "
-        "launches of one graph go: buffers of a few KB stay in it, here as in the record.",
+        "launches of one graph go: buffers of a few KB stay in it, here as in the record. Ctrl-C "
+        "ends it with what has been measured.",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="the recorded shapes alone")
@@ -45,9 +46,8 @@ def choose(options: argparse.Namespace) -> tuple[list[Case], list[Case]]:
     return matching, [case for case in harm if options.match in case.name]
 
 
-def measure_all(bench: Bench, cases: list[Case]) -> list[Row]:
-    """Time the cases that fit, telling which do not."""
-    rows = []
+def measure_all(bench: Bench, cases: list[Case], rows: list[Row]) -> None:
+    """Time the cases that fit, telling which do not, and append what came of each."""
     for number, case in enumerate(cases, 1):
         if bench.too_large(case):
             print(f"skipped, too large for the free memory: {case.name}", file=sys.stderr)
@@ -57,7 +57,6 @@ def measure_all(bench: Bench, cases: list[Case]) -> list[Row]:
         rows.append(bench.measure(case))
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    return rows
 
 
 def dry_run(cases: list[Case], harm: list[Case]) -> None:
@@ -85,8 +84,14 @@ def main() -> int:
     result: dict[str, Any] = {"gpu": bench.name, "torch": torch.__version__}
     result |= {"cuda": torch.version.cuda, "empty_launch_us": empty}
 
-    rows = measure_all(bench, cases)
-    hostile_rows = measure_all(bench, harm)
+    rows: list[Row] = []
+    hostile_rows: list[Row] = []
+    try:
+        measure_all(bench, cases, rows)
+        measure_all(bench, harm, hostile_rows)
+    except KeyboardInterrupt:
+        print("interrupted; what was measured until then:", file=sys.stderr)
+        result["interrupted"] = True
     report.print_rows(rows)
     if hostile_rows:
         report.print_hostile(hostile_rows)
@@ -104,7 +109,7 @@ def main() -> int:
 
         plot(options.plot, rows, bench.name)
     print(f"{len(rows) + len(hostile_rows)} cases in {time.perf_counter() - start:.0f} s")
-    return 0
+    return 130 if "interrupted" in result else 0
 
 
 if __name__ == "__main__":

@@ -199,6 +199,7 @@ def _split(flat: np.ndarray[Any, Any], calls: Iterable[Call]) -> Iterable[torch.
     assert at == len(flat)
 
 
+@cache
 def short_name(name: str) -> str:
     """Return `RowsPerBlock<.., 1, 4, 8>` of a compiler's long name of a kernel."""
     match = re.search(r"(\w+)<(?:\w+::)*Policy<[^<>]*>([^<>]*)>", name)
