@@ -12,6 +12,7 @@ from fake_cuda import DummySpec, FakeCuda
 
 from flashinfer_msa import jit
 from flashinfer_msa.env import Settings
+from flashinfer_msa.jit.aot import source_hash
 
 # A hit
 
@@ -120,6 +121,15 @@ def test_18_one_changed_header_byte_is_a_miss_whatever_its_time(machine):
     machine.load()
     assert machine.cuda.compiles() == 2
     assert len(machine.entries()) == 2
+
+
+def test_page_beside_the_headers_is_no_part_of_a_kernel(machine):
+    machine.load()
+    before = source_hash()
+    (machine.data / "include" / "README.md").write_text("How the kernels work.\n")
+    machine.load()
+    assert machine.cuda.compiles() == 1
+    assert source_hash() == before
 
 
 def test_new_or_renamed_header_is_a_miss(machine):

@@ -31,12 +31,16 @@ def digest(value: object, length: int = 64) -> str:
 
 
 def tree_digests(folder: Path) -> dict[str, str]:
-    """Return relative name -> SHA-256 of every file below a folder; no path, no time."""
+    """Return relative name -> SHA-256 of the files below a folder; no path, no time.
+
+    Pages that explain the headers (``.md``) are left out: no compiler reads them, and an edited one
+    must not make every kernel stale.
+    """
     digests = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         for name in names:
-            if not name.startswith("."):
+            if not name.startswith(".") and not name.endswith(".md"):
                 path = Path(parent, name)
                 relative = path.relative_to(folder).as_posix()
                 digests[relative] = hashlib.sha256(path.read_bytes()).hexdigest()
