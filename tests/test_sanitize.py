@@ -116,7 +116,20 @@ def test_the_tally_tells_what_a_tool_came_to(tmp_path, summary, code, result):
     assert tool.STOPPED == module("calls").STOPPED
 
 
-def test_tools_run_side_by_side(tmp_path):
+def test_the_parts_of_a_run_are_all_of_it(monkeypatch):
+    selection, calls = module("selection"), module("calls")
+    made = []
+    monkeypatch.setattr(calls, "run_all", lambda part, guarded, limit: made.append(part))
+    for part in ("0/3", "1/3", "2/3"):
+        monkeypatch.setattr(sys, "argv", ["calls", "--quick", "--part", part])
+        calls.main()
+    every = [str(call) for call in selection.all_calls(quick=True)]
+    assert sorted(str(call) for part in made for call in part) == sorted(every)
+    assert max(map(len, made)) - min(map(len, made)) <= 1
+
+
+@pytest.mark.parametrize(("jobs", "parts"), [(1, 1), (11, 2), (64, 4)])
+def test_tools_and_their_parts_run_side_by_side(tmp_path, jobs, parts):
     """Each waits for all others before it ends."""
     fake = tmp_path / "compute-sanitizer"
     fake.write_text(FAKE.format(summary="ERROR SUMMARY: 0 errors"))
@@ -126,9 +139,12 @@ def test_tools_run_side_by_side(tmp_path):
 import pathlib, sys, time
 folder = pathlib.Path({str(tmp_path)!r})
 (folder / f"{{time.monotonic_ns()}}.started").touch()
-while len([*folder.glob("*.started")]) < {len(tools)}:
+while len([*folder.glob("*.started")]) < {len(tools) * parts}:
     time.sleep(0.01)
 """
     command = [sys.executable, "-c", code]
-    steps = [*module("__main__").run_tools(tools, str(fake), command, tmp_path, 60.0)]
-    assert [(step.name, step.result) for step in steps] == [(tool, "clean") for tool in tools]
+    steps = [*module("__main__").run_tools(tools, str(fake), command, tmp_path, 60.0, jobs)]
+    several = [f" {part} of {parts}" for part in range(parts)] if parts > 1 else [""]
+    names = [tool + part for tool in tools for part in several]
+    assert [(step.name, step.result) for step in steps] == [(name, "clean") for name in names]
+    assert all((tmp_path / f"{name}.report").is_file() for name in names)

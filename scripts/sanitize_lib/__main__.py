@@ -20,6 +20,7 @@ from typing import NamedTuple
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND = 86  # exit code of compute-sanitizer after a finding
 STOPPED = 3  # of `sanitize_lib.calls` when its limit ended it
+_MOST_PARTS = 4  # of a tool's calls; more would only wait for the GPU
 _SHARE = 0.8  # of a tool's time, for the calls; starting and summing up take the rest
 # "12/30 1.5 s RowPerQuad: ..." after each call, and what the calls end with
 _PROGRESS = re.compile(r"^(\d+/\d+|\d+ of \d+ kernels called)", re.M)
@@ -43,6 +44,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="one spec")
     parser.add_argument("--limit", type=float, default=420, help="seconds a tool may take")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="side by side")
     parser.add_argument("--out", type=Path, help="where the logs go")
     return parser.parse_args()
 
@@ -83,35 +85,43 @@ def run(command: list[str], log: Path, limit: float) -> tuple[int | None, float]
     return code, time.perf_counter() - start
 
 
-def run_tool(tool: str, sanitizer: str, calls: list[str], out: Path, limit: float) -> Step:
-    """Run one tool over the calls, which stop by themselves in time for the tool's summary."""
-    report, log = out / f"{tool}.report", out / f"{tool}.log"
+def run_tool(
+    tool: str, sanitizer: str, calls: list[str], out: Path, limit: float, part: str = "0/1"
+) -> Step:
+    """Run one tool over a part of the calls, which stop in time for the tool's summary."""
+    name = tool if part == "0/1" else f"{tool} {part.replace('/', ' of ')}"
+    report, log = out / f"{name}.report", out / f"{name}.log"
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "50"]
     # torch probes for what a driver may not have; those failures are answers, not faults.
     command += ["--report-api-errors", "no", "--log-file", str(report)]
-    calls = [*calls, "--limit", str(limit * _SHARE), *(["--races"] if tool == "racecheck" else [])]
+    calls = [*calls, "--limit", str(limit * _SHARE), "--part", part]
+    calls += ["--races"] if tool == "racecheck" else []
     code, seconds = run([*command, *calls], log, limit)
     text = report.read_text(errors="replace") if report.is_file() else ""
     counts = [int(a or b) for a, b in _SUMMARY.findall(text)]
     findings = sum(counts) if counts else None
     said = _PROGRESS.findall(log.read_text(errors="replace")) or ["no calls"]
     if code is None:
-        return Step(tool, f"timed out, {said[-1]}", findings, seconds)
+        return Step(name, f"timed out, {said[-1]}", findings, seconds)
     if findings:
-        return Step(tool, "found", findings, seconds)
+        return Step(name, "found", findings, seconds)
     if code == STOPPED:
-        return Step(tool, f"stopped, {said[-1]}", findings, seconds)
+        return Step(name, f"stopped, {said[-1]}", findings, seconds)
     if findings is None:
-        return Step(tool, f"no summary ({code})", None, seconds)
-    return Step(tool, "clean" if code == 0 else f"failed ({code})", 0, seconds)
+        return Step(name, f"no summary ({code})", None, seconds)
+    return Step(name, "clean" if code == 0 else f"failed ({code})", 0, seconds)
 
 
 def run_tools(
-    tools: Sequence[str], sanitizer: str, calls: list[str], out: Path, limit: float
+    tools: Sequence[str], sanitizer: str, calls: list[str], out: Path, limit: float, jobs: int
 ) -> Iterator[Step]:
-    """Run the tools side by side, for each keeps one processor busy, and yield them in order."""
-    with ThreadPoolExecutor(len(tools)) as pool:
-        yield from pool.map(lambda tool: run_tool(tool, sanitizer, calls, out, limit), tools)
+    """Run the tools side by side, each in parts, for a part keeps one processor busy; in order."""
+    parts = max(1, min(_MOST_PARTS, jobs // len(tools)))
+    todo = [(tool, f"{part}/{parts}") for tool in tools for part in range(parts)]
+    with ThreadPoolExecutor(len(todo)) as pool:
+        yield from pool.map(
+            lambda one: run_tool(one[0], sanitizer, calls, out, limit, one[1]), todo
+        )
 
 
 def show_failure(out: Path, step: Step) -> None:
@@ -138,7 +148,8 @@ def main() -> int:
     said = ", ".join(line for line in lines if "kernels reached" in line) or "no answer"
     steps = [Step("coverage", said if code in (0, 1) else f"failed ({code})", None, seconds)]
     bad = [steps[0]] if code != 0 else []
-    for step in run_tools(options.tool or TOOLS, sanitizer, calls, out, options.limit):
+    tools = options.tool or TOOLS
+    for step in run_tools(tools, sanitizer, calls, out, options.limit, options.jobs):
         print(f"{step.name}: {step.result}, {step.seconds:.0f} s", flush=True)
         steps.append(step)
         if step.result != "clean":
@@ -146,10 +157,10 @@ def main() -> int:
     for step in bad:
         show_failure(out, step)
 
-    print(f"\n{'tool':10} {'result':60} {'findings':>8} {'seconds':>8}")
+    print(f"\n{'tool':18} {'result':60} {'findings':>8} {'seconds':>8}")
     for step in steps:
         findings = "" if step.findings is None else step.findings
-        print(f"{step.name:10} {step.result:60} {findings:>8} {step.seconds:8.0f}")
+        print(f"{step.name:18} {step.result:60} {findings:>8} {step.seconds:8.0f}")
     total = sum(step.findings or 0 for step in steps)
     print(f"logs: {out}")
     print(f"sanitize: {said}, {total} findings, {'FAILED' if bad else 'clean'}")
