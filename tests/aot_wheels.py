@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock
+
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = ("topk_select_k16_f32_b0_e1_token", "topk_select_k64_f32_bx_ex_uniform")
 TREE = ("flashinfer_msa", "include", "templates", "aot", "LICENSE", "README.md", "pyproject.toml")
@@ -46,8 +48,13 @@ class Built(NamedTuple):
 
 @functools.cache
 def build_once(base: Path) -> Built:
-    """Build the wheel below the tests' folder, for all files of tests."""
+    """Build the wheel below a run's folder, for all files of tests and all processes of the run."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # else it is one process's own
     folder = base / "aot"
-    folder.mkdir()
-    tree = copy_tree(ROOT, folder / "tree")
-    return Built(folder, tree, build(tree, folder / "dist"))
+    with FileLock(base / "aot.lock"):
+        if not folder.exists():
+            tree = copy_tree(ROOT, folder / "tree")
+            build(tree, folder / "dist")
+    (wheel,) = (folder / "dist").glob("flashinfer_msa_aot-*.whl")
+    return Built(folder, folder / "tree", wheel)

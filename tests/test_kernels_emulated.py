@@ -37,7 +37,7 @@ SPECS = (
     TopKSelectSpec(32, "bf16", None, None, "token"),
     TopKSelectSpec(64, "f16", None, None, "token"),
 )
-ADDRESS_SPECS = (SPECS[2], SPECS[7], SPECS[8], SPECS[9])
+ADDRESS_SPECS = (SPECS[2], SPECS[7], SPECS[9])
 DISPATCH_SPECS = (SPECS[0], SPECS[6], SPECS[7])
 PARTS = 3
 NEAR_POWERS = sorted({2**j + d for j in range(14) for d in (-1, 0, 1)} - {0})

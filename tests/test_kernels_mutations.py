@@ -8,6 +8,7 @@ whatever the schedule. The other faults are the usual slips (emulator/mutations.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -253,9 +254,12 @@ def calls(spec: TopKSelectSpec) -> list[tuple[Call, torch.Tensor]]:
 
 @cache
 def parts(spec: TopKSelectSpec, near: tuple[str, ...]) -> list[list[tuple[Call, torch.Tensor]]]:
-    """Return the calls in parts that grow, calls of the families `near` before all others."""
+    """Return the calls in parts that grow: those of the families `near` first, then the smallest.
+
+    Sizes are compared by their magnitude, so that a part is a mixture.
+    """
     mixed = random.Random(0).sample(calls(spec), len(calls(spec)))
-    mixed.sort(key=lambda made: made[0].family not in near)
+    mixed.sort(key=lambda made: (made[0].family not in near, made[0].values.numel().bit_length()))
     made, size = [], FIRST_PART
     while mixed:
         made.append(mixed[:size])
@@ -276,8 +280,7 @@ def find(include: Path, number: int, near: tuple[str, ...] = ()) -> str | None:
 
 def _find_in(emulator: Emulator, number: int, part) -> str | None:
     try:
-        # Some thirty times as long as a part takes.
-        answers = emulator.run([c for c, _ in part], number, timeout=10 + len(part) / 4)
+        answers = emulator.run([c for c, _ in part], number)
     except FindingError as finding:
         return str(finding)
     for (call, right), output in zip(part, answers.outputs, strict=True):
@@ -300,7 +303,7 @@ def findings(copies) -> dict[Fault | None, str | None]:
             Emulator(spec, "races", copy)  # compiles in the background
     for spec in SPECS:
         calls(spec)  # before the threads would each do it
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         without = pool.submit(find, copies[0], 0)
         near = [NEAR.get(fault.file, ()) for fault in FAULTS]
         found = pool.map(find, copies, range(1, len(FAULTS) + 1), near)
