@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,26 +15,14 @@ from scores import LOCAL
 from flashinfer_msa import jit
 from flashinfer_msa.msa_ops import msa_topk_select
 
-_SOURCE = Path(__file__).with_name("producers.cu")
+_SPEC = jit.FileSpec("test_producers", Path(__file__).with_name("producers.cu"))
 _CYCLES = 100_000  # about 60 us: several launches of the host's
-
-
-@dataclass(frozen=True)
-class ProducersSpec:
-    """The one specialisation of ``producers.cu``."""
-
-    name: str = "test_producers"
-    abi: int = 1
-
-    def sources(self) -> dict[str, str]:
-        """Return the translation unit."""
-        return {_SOURCE.name: _SOURCE.read_text()}
 
 
 @cache
 def load_producers() -> ctypes.CDLL:
     """Find or build the kernels for the current GPU."""
-    library = jit.load(ProducersSpec(), torch.cuda.get_device_capability())
+    library = jit.load(_SPEC, torch.cuda.get_device_capability())
     pointer, number = ctypes.c_void_p, ctypes.c_longlong
     library.producers_slow_copy.argtypes = [
         pointer, pointer, number, number, ctypes.c_int, pointer

@@ -5,12 +5,13 @@ from .arch import Arch, Target, parse_arch_list, resolve_target
 from .errors import CompileError, MissingKernelError, ToolchainError
 from .jobs import job_count
 from .loader import Found, build, find, load
-from .spec import ABI_SYMBOL, KernelSpec
+from .spec import ABI_SYMBOL, FileSpec, KernelSpec
 
 __all__ = [
     "ABI_SYMBOL",
     "Arch",
     "CompileError",
+    "FileSpec",
     "Found",
     "KernelSpec",
     "MissingKernelError",

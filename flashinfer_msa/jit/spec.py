@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 ABI_SYMBOL = "flashinfer_msa_abi_version"
@@ -23,6 +25,19 @@ class KernelSpec(Protocol):
 
     def sources(self) -> dict[str, str]:
         """Return file name -> CUDA text; each `.cu` is one translation unit."""
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A kernel whose one source file is there as it is, with nothing to specialise."""
+
+    name: str
+    path: Path
+    abi: int = 1
+
+    def sources(self) -> dict[str, str]:
+        """Return the translation unit."""
+        return {self.path.name: self.path.read_text()}
 
 
 @runtime_checkable

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -12,19 +11,7 @@ import torch
 
 from flashinfer_msa import jit
 
-_SOURCE = Path(__file__).with_name("floor.cu")
-
-
-@dataclass(frozen=True)
-class FloorSpec:
-    """The one specialisation of ``floor.cu``."""
-
-    name: str = "bench_floor"
-    abi: int = 1
-
-    def sources(self) -> dict[str, str]:
-        """Return the translation unit."""
-        return {_SOURCE.name: _SOURCE.read_text()}
+_SPEC = jit.FileSpec("bench_floor", Path(__file__).with_name("floor.cu"))
 
 
 class Floor:
@@ -38,7 +25,7 @@ class Floor:
     @cached_property
     def library(self) -> ctypes.CDLL:
         """The loaded kernels."""
-        library = load_library(FloorSpec(), self.device)
+        library = jit.load(_SPEC, torch.cuda.get_device_capability(self.device))
         pointer = ctypes.c_void_p
         library.bench_empty.argtypes = [pointer]
         library.bench_read.argtypes = [
@@ -64,8 +51,3 @@ def check_launch(error: int) -> None:
     """Raise if a launch failed."""
     if error:
         raise RuntimeError(f"launch failed with CUDA error {error}")
-
-
-def load_library(spec: FloorSpec, device: torch.device) -> ctypes.CDLL:
-    """Find or build the kernels for that GPU."""
-    return jit.load(spec, torch.cuda.get_device_capability(device))

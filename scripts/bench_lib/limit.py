@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -14,20 +13,8 @@ from bench_lib.cases import Case
 from bench_lib.floor import check_launch
 from flashinfer_msa import jit
 
-_SOURCE = Path(__file__).with_name("limit.cu")
+_SPEC = jit.FileSpec("bench_limit", Path(__file__).with_name("limit.cu"))
 _PER_WARP, _BY_HALVES, _PER_LANE, _PER_LANE_WIDER = range(4)  # of bench_limit()
-
-
-@dataclass(frozen=True)
-class LimitSpec:
-    """The one specialisation of ``limit.cu``."""
-
-    name: str = "bench_limit"
-    abi: int = 1
-
-    def sources(self) -> dict[str, str]:
-        """Return the translation unit."""
-        return {_SOURCE.name: _SOURCE.read_text()}
 
 
 def kernel_of(case: Case) -> int | None:
@@ -53,7 +40,7 @@ class Limit:
     @cached_property
     def library(self) -> ctypes.CDLL:
         """The loaded kernels."""
-        library = jit.load(LimitSpec(), torch.cuda.get_device_capability(self.device))
+        library = jit.load(_SPEC, torch.cuda.get_device_capability(self.device))
         pointer, number = ctypes.c_void_p, ctypes.c_int
         library.bench_limit.argtypes = [pointer, pointer, *[number] * 4, pointer]
         return library
