@@ -16,17 +16,19 @@ Shape = tuple[int, int, int]  # heads, blocks, tokens
 ENDS = (128, 256, 512, 1024, 2048, 8192)  # of blocks, for a row a thread block
 # With a number at the end, so many thread blocks share a row, where the GPU can do that.
 SHARES = (" 2", " 4", " 8")
-LONGER = ("RowPerBlock Longer", *(f"RowPerBlock Longer{shares}" for shares in SHARES))
-ONE_ROW = (*(f"RowPerBlock UpTo{end}" for end in ENDS), *LONGER)
+ONE_ROW = (
+    *(f"RowPerBlock UpTo{end}" for end in ENDS),
+    *(f"RowPerBlock Longer{shares}" for shares in ("", *SHARES)),
+)
 SHORT_ROWS = (
     *(f"RowPerWarp UpTo{end}" for end in (128, 256, 512)),
     *(f"RowPerWarp ManyUpTo{end}" for end in (128, 256, 384, 512)),
 )
 LONG_ROWS = (
     *(f"RowsPerBlock {name}" for name in ("UpTo2048", "UpTo4096", "ManyUpTo2048")),
-    "RowsPerBlock UpTo8192 4", "RowsInSlices Longer",
-    *(f"RowsInSlices Longer{shares}" for shares in SHARES),
-)  # fmt: skip
+    "RowsPerBlock UpTo8192 4",
+    *(f"RowsInSlices Longer{shares}" for shares in ("", *SHARES)),
+)
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
 MANY_ROWS = (
     "RowPerQuad",
@@ -51,6 +53,7 @@ ROW_BOUNDS = (
     16, 24, 31, 64, 65, 121, 128, 241, 512, 529, 768, 2304, 3072, 4096, 5632, 7168,
     *FIRST_ROWS[:2],
 )  # fmt: skip
+CLUSTERS = 2  # Params::kClusters of row.cuh: the GPU can let thread blocks share rows
 TOKEN_BOUND = 4  # from which tokens share a thread block
 LINE_BOUND = 24  # from how many scores of a block on, in memory, rows share thread blocks earlier
 

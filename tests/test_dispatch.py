@@ -13,6 +13,7 @@ import test_determinism
 import test_streams_devices
 from dispatch import (
     BLOCK_BOUNDS,
+    CLUSTERS,
     FIRST_ROWS,
     NARROW,
     ROW_BOUNDS,
@@ -42,7 +43,6 @@ SPECS = (
     TopKSelectSpec(64, "f32", 1, 2, "token"),
 )
 SPEC = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-CLUSTERS = 2  # Params::kClusters of row.cuh
 BOTH_ORDERS = ("s_contiguous", "p_contiguous")
 
 
@@ -92,13 +92,19 @@ def everywhere(topk: int) -> Iterable[tuple[Shape, Strides]]:
                 yield (1, blocks, tokens), (1, stride, 1)
 
 
+@cache
+def launched_everywhere(spec: TopKSelectSpec):
+    """Return those calls, the kernel that each launches, and all that the headers ready."""
+    calls = [*everywhere(spec.topk)]
+    return calls, *launched(spec, calls)
+
+
 @SPEC
 def test_the_headers_launch_what_the_tests_expect(spec):
-    calls = [*everywhere(spec.topk)]
-    real, prepared = launched(spec, calls)
-    expected = [kernel_of_strides(spec.topk, *call) for call in calls]
+    calls, real, prepared = launched_everywhere(spec)
     names: dict[str, str] = {}
-    for call, kernel, name in zip(calls, expected, real, strict=True):
+    for call, name in zip(calls, real, strict=True):
+        kernel = kernel_of_strides(spec.topk, *call)
         assert names.setdefault(kernel, name) == name, call
         assert name.startswith(f"{family_of(kernel)}<"), call
     assert names.keys() == set(kernels(spec.topk))
@@ -108,8 +114,7 @@ def test_the_headers_launch_what_the_tests_expect(spec):
 
 @SPEC
 def test_no_row_is_shared_where_the_gpu_has_no_clusters(spec):
-    calls = [*everywhere(spec.topk)]
-    with_names, _ = launched(spec, calls)
+    calls, with_names, _ = launched_everywhere(spec)
     names = {
         kernel_of_strides(spec.topk, *call): name
         for call, name in zip(calls, with_names, strict=True)

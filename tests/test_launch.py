@@ -4,6 +4,7 @@
 import re
 import struct
 
+import dispatch
 import pytest
 import torch
 
@@ -96,12 +97,14 @@ def test_a_call_arrives_as_the_kernels_read_it(library, form):
     }
 
 
-def test_the_bit_of_dependent_launch_is_that_of_the_kernels():
+def test_the_bits_of_features_are_those_of_the_kernels():
     text = include_dir().joinpath("flashinfer_msa", "row.cuh").read_text()
     body = re.search(r"enum Feature : int32_t \{(.*?)\};", text, re.S)[1]
     bits = dict(re.findall(r"(k\w+) = (\d+)", body))
-    assert bits["kDependentLaunch"] == str(launch.DEPENDENT_LAUNCH)
-    assert len(set(bits.values())) == len(bits)
+    assert bits == {
+        "kDependentLaunch": str(launch.DEPENDENT_LAUNCH),
+        "kClusters": str(dispatch.CLUSTERS),
+    }
 
 
 @pytest.mark.parametrize(

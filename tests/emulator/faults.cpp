@@ -35,31 +35,20 @@ using Body = void (*)(const Machine&);
 
 Body chosen;
 
-template <bool kWaits>
+// Two blocks: the first alone has the body, or both where they are a cluster.
+template <bool kWaits, int kShares = 1>
 struct Kernel {
   static constexpr int kThreads = 64;
   using Storage = Machine::Shared;
   const Buffers& params;
   Storage& smem;
-  static Grid grid(const Buffers&) { return {2, 1, 1}; }
+  static Grid grid(const Buffers&) { return {2, 1, kShares}; }
   void run() {
     if (kWaits) wait_for_producer(params.input);
-    if (block_x() == 0) chosen(Machine{thread_index(), params, smem});
+    if (kShares > 1 || block_x() == 0) chosen(Machine{thread_index(), params, smem});
   }
 };
-
-// Two blocks that are a cluster, both with the body.
-struct Cluster {
-  static constexpr int kThreads = 64;
-  using Storage = Machine::Shared;
-  const Buffers& params;
-  Storage& smem;
-  static Grid grid(const Buffers&) { return {2, 1, 2}; }
-  void run() {
-    wait_for_producer(params.input);
-    chosen(Machine{thread_index(), params, smem});
-  }
-};
+using Cluster = Kernel<true, 2>;
 
 int32_t& of_the_other(const Machine& m) { return of_block(m.shared.value, 1 - block_x())[m.t]; }
 
