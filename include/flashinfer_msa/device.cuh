@@ -35,7 +35,8 @@ FLASHINFER_MSA_DEVICE void sync_block() { __syncthreads(); }
 FLASHINFER_MSA_DEVICE void sync_warp() { __syncwarp(); }
 
 // The thread blocks of a cluster (from 9.0 on) wait for each other: what was written before one's
-// arrival can be read after another's wait. Threads take part one by one.
+// arrival can be read after another's wait. Whole warps call; a thread that has ended counts as
+// arrived.
 FLASHINFER_MSA_DEVICE void arrive_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
