@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launch scope: from a kernel struct (kThreads, Storage, grid, run) to a launch on a stream.
+// Launch scope: from a kernel struct (kThreads, kShares, Storage, grid, run) to a launch on a
+// stream. So many consecutive thread blocks share rows, as a cluster.
 #pragma once
 
 #include "row.cuh"
@@ -18,19 +19,9 @@ constexpr int blocks_per_processor(long) {
   return 1;
 }
 
-// How many of them share rows, as a cluster.
-template <class Kernel>
-constexpr auto blocks_per_cluster(int) -> decltype(int{Kernel::kShares}) {
-  return Kernel::kShares;
-}
-template <class Kernel>
-constexpr int blocks_per_cluster(long) {
-  return 1;
-}
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 template <class Kernel>
-constexpr bool kExists = blocks_per_cluster<Kernel>(0) == 1;
+constexpr bool kExists = Kernel::kShares == 1;
 #else
 template <class Kernel>
 constexpr bool kExists = true;
@@ -82,47 +73,57 @@ cudaError_t prepare_kernel() {
                               static_cast<int>(sizeof(typename Kernel::Storage)));
 }
 
+// What a launch of the kernel needs, whatever the call.
+template <class Kernel>
+class LaunchConfig {
+ public:
+  explicit LaunchConfig(dim3 grid) {
+    config_.gridDim = grid;
+    config_.blockDim = dim3(Kernel::kThreads);
+    config_.dynamicSmemBytes = sizeof(typename Kernel::Storage);
+    config_.attrs = attributes_;
+    if constexpr (Kernel::kShares > 1) {
+      add(cudaLaunchAttributeClusterDimension).clusterDim = {Kernel::kShares, 1, 1};
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // it points to itself
+
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
+    cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+    attribute.id = id;
+    return attribute.val;
+  }
+  void run_on(cudaStream_t stream) { config_.stream = stream; }
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchConfig_t config_ = {};
+  cudaLaunchAttribute attributes_[2];
+};
+
 // Takes kClusters out of the features where a cluster of the kernel, which has been prepared, has
 // no room: in a small part of a GPU, say.
 template <class Kernel>
 cudaError_t expect_clusters(int32_t& features) {
   if ((features & Params::kClusters) == 0) return cudaSuccess;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Kernel::kShares, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(Kernel::kShares);
-  config.blockDim = dim3(Kernel::kThreads);
-  config.dynamicSmemBytes = sizeof(typename Kernel::Storage);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  const LaunchConfig<Kernel> config(dim3(Kernel::kShares));
   int clusters = 0;
-  const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, run_kernel<Kernel>, &config);
+  const cudaError_t error =
+      cudaOccupancyMaxActiveClusters(&clusters, run_kernel<Kernel>, config.get());
   if (error == cudaSuccess && clusters == 0) features &= ~Params::kClusters;
   return error;
 }
 
 template <class Kernel>
 cudaError_t launch_kernel(const Params& params, cudaStream_t stream) {
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attributes[2];
-  config.attrs = attributes;
-  if (params.has(Params::kDependentLaunch)) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
   const Grid grid = Kernel::grid(params);
-  if (grid.shares > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(grid.shares), 1, 1};
+  LaunchConfig<Kernel> config(dim3(grid.x, grid.y));
+  if (params.has(Params::kDependentLaunch)) {
+    config.add(cudaLaunchAttributeProgrammaticStreamSerialization)
+        .programmaticStreamSerializationAllowed = 1;
   }
-  config.gridDim = dim3(grid.x, grid.y);
-  config.blockDim = dim3(Kernel::kThreads);
-  config.dynamicSmemBytes = sizeof(typename Kernel::Storage);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, run_kernel<Kernel>, params);
+  config.run_on(stream);
+  return cudaLaunchKernelEx(config.get(), run_kernel<Kernel>, params);
 }
 
 }  // namespace flashinfer_msa

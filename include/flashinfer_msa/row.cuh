@@ -44,9 +44,9 @@ struct Params {
   bool has(Feature feature) const { return (features & feature) != 0; }
 };
 
-// Thread blocks of a launch: y counts heads. So many consecutive ones of x are a cluster.
+// Thread blocks of a launch: y counts heads.
 struct Grid {
-  int x, y, shares;
+  int x, y;
 };
 
 // Whether the kernels that step from block to block in 32 bits may serve the call.
@@ -59,7 +59,7 @@ constexpr int kMaxHeads = 65535;  // of one launch: a grid's y goes no further
 // For thread blocks that take so many tokens of a head each, or share them.
 inline Grid grid_of_tokens(const Params& p, int tokens, int shares = 1) {
   const int heads = p.heads - p.first_head;
-  return {(p.tokens + tokens - 1) / tokens * shares, heads < kMaxHeads ? heads : kMaxHeads, shares};
+  return {(p.tokens + tokens - 1) / tokens * shares, heads < kMaxHeads ? heads : kMaxHeads};
 }
 
 // That token, or where there are not so many the last, whose threads then have company.

@@ -27,6 +27,7 @@ struct RowPerLane {
   using Score = typename Policy::Score;
   static constexpr int kWarps = kWarpsT;
   static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kShares = 1;
   static constexpr int kTiles = kTilesT;                        // of a warp's ring
   static constexpr int kWidth = Policy::kTopK <= 16 ? 16 : 32;  // of the sorting networks
   static constexpr int kGroups = kWarps == 1 ? kTileBlocks : kWidth;

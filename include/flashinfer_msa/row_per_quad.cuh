@@ -23,6 +23,7 @@ struct RowPerQuad {
   static constexpr int kWarps = kWarpsT;  // independent: they share a launch's overhead
   static constexpr int kItems = kItemsT;  // scores a lane
   static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kShares = 1;
   static constexpr int kChunk = Quads::kMembers * kItems;
   static constexpr int kWidth = network_width(Policy::kTopK);
   static constexpr int kKept = 2 * kWidth;  // a list this long is not worth cutting

@@ -19,6 +19,7 @@ struct RowPerWarp {
   static constexpr int kItems = kItemsT;  // scores of a lane
   static constexpr int kWarps = kRows;
   static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kShares = 1;
   static constexpr int kBlocks = kItems * kWarpSize;  // the most of a row
   using Group = RowGroup<kRows>;
   using Select = BlockSelect<Policy::kTopK, 1, kItems, (kRows >= 8)>;

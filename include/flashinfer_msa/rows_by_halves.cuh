@@ -26,6 +26,7 @@ struct RowsByHalves {
   static constexpr int kWarps = kWarpsT;
   static constexpr int kItems = kItemsT;  // scores of a lane
   static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kShares = 1;
   static constexpr int kStretch = Group::kMembers * kItems;  // of a warp
   static constexpr int kBlocks = kWarps * kStretch;          // the most of a row
   static constexpr int kPart = ScoreHalves::kItems;          // that are read at once

@@ -16,6 +16,7 @@ struct ReadGroups {
   using Group = RowGroup<kRowsT>;
   static constexpr int kRows = kRowsT;
   static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kShares = 1;
   struct Storage {
     float best[kThreads];
   };
@@ -53,6 +54,7 @@ struct ReadGroups {
 template <int kWarps, int kTiles>
 struct ReadTiles {
   static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kShares = 1;
   using Ring = TileRing<float, false, kTiles>;
   struct Storage {
     TileRingStorage<float, kTiles> ring[kWarps];

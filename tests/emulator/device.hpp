@@ -314,7 +314,7 @@ cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
         .run();
   };
   const auto grid = Kernel::grid(params);
-  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, grid.shares, Kernel::kThreads,
+  emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, Kernel::kShares, Kernel::kThreads,
                     sizeof(typename Kernel::Storage), alignof(typename Kernel::Storage), &params,
                     sizeof(params), body});
   return cudaSuccess;

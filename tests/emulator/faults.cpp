@@ -15,7 +15,7 @@ struct Buffers {
   int32_t* output;       // 64
 };
 struct Grid {
-  int x, y, shares;
+  int x, y;
 };
 
 struct Machine {
@@ -36,13 +36,14 @@ using Body = void (*)(const Machine&);
 Body chosen;
 
 // Two blocks: the first alone has the body, or both where they are a cluster.
-template <bool kWaits, int kShares = 1>
+template <bool kWaits, int kSharesT = 1>
 struct Kernel {
+  static constexpr int kShares = kSharesT;
   static constexpr int kThreads = 64;
   using Storage = Machine::Shared;
   const Buffers& params;
   Storage& smem;
-  static Grid grid(const Buffers&) { return {2, 1, kShares}; }
+  static Grid grid(const Buffers&) { return {2, 1}; }
   void run() {
     if (kWaits) wait_for_producer(params.input);
     if (kShares > 1 || block_x() == 0) chosen(Machine{thread_index(), params, smem});
