@@ -7,6 +7,7 @@ test_dispatch.py compares it with the headers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from layouts import LAYOUTS
@@ -26,7 +27,7 @@ SHORT_ROWS = (
 )
 LONG_ROWS = (
     *(f"RowsPerBlock {name}" for name in ("UpTo2048", "UpTo4096", "ManyUpTo2048")),
-    "RowsPerBlock UpTo8192 4",
+    "RowsPerBlock FewUpTo8192 4",
     *(f"RowsInSlices Longer{shares}" for shares in ("", *SHARES)),
 )
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
@@ -35,7 +36,8 @@ MANY_ROWS = (
     *(f"RowPerLane {size} {order}" for order in "SP" for size in ("Lean", "Wide")),
 )
 NARROW_ONLY = (
-    "RowsPerBlock ManyUpTo4096", "RowsByHalves ManyUpTo8192",
+    "RowsPerBlock ManyUpTo4096",
+    "RowsByHalves ManyUpTo8192",
     "RowPerLane Wider S", "RowPerLane Wider P",
 )  # fmt: skip
 WIDEST_MANY_ROWS = 32  # topk
@@ -50,11 +52,13 @@ BLOCK_BOUNDS = (129, 257, 385, 513, 1025, 2049, 4097, 8193, 16_385, 32_769)
 WARP_BOUNDS = (265, 400, 700)
 FIRST_ROWS = tuple(32 * (warps - 1) + 1 for warps in WARP_BOUNDS)  # of one head, that take so many
 ROW_BOUNDS = (
-    16, 24, 31, 64, 65, 121, 128, 241, 512, 529, 768, 2304, 3072, 4096, 5632, 7168,
-    *FIRST_ROWS[:2],
+    16, 24, 31, 64, 65, 67, 121, 128, 129, 193, 241, 384, 512, 529, 768,
+    2304, 3072, 4096, 5632, 7168, *FIRST_ROWS[:2],
 )  # fmt: skip
 CLUSTERS = 2  # Params::kClusters of row.cuh: the GPU can let thread blocks share rows
+CLUSTERS_AT_ONCE = {8: 15, 4: 30, 2: 66}  # by thread blocks of one
 TOKEN_BOUND = 4  # from which tokens share a thread block
+MANY_BY_HALVES = 384  # rows from which RowsByHalves takes eight of them, if they are not shared
 LINE_BOUND = 24  # from how many scores of a block on, in memory, rows share thread blocks earlier
 
 
@@ -86,17 +90,24 @@ def kernel_of_strides(
             ends = (128, 256, 384, 512) if many else (128, 256, 512)
             return f"RowPerWarp {many}UpTo{next(end for end in ends if blocks <= end)}"
         if blocks > 512 and rows >= least_some_rows(blocks, strides[1], clusters):
+
+            def clusters_of(rows_of_one: int) -> float:
+                return heads * -(-tokens // rows_of_one) if clusters else math.inf
+
             if blocks > 8192:
-                shares = next((n for n, end in ((8, 120), (4, 240), (2, 528)) if rows <= end), 1)
-                return _shared("RowsInSlices Longer", shares if clusters else 1)
-            if blocks > 4096 and rows < 128:
-                return "RowsPerBlock UpTo8192 4"
-            many = "Many" if rows >= 512 and (topk <= NARROW or blocks <= 2048) else ""
+                fitting = (n for n, most in CLUSTERS_AT_ONCE.items() if clusters_of(8) <= most)
+                return _shared("RowsInSlices Longer", next(fitting, 1))
             if blocks > 4096:
+                if clusters_of(4) <= (30 if topk <= WIDEST_HALVES else 32):
+                    return "RowsPerBlock FewUpTo8192 4"
+                if topk <= WIDEST_HALVES and clusters_of(8) <= 24:
+                    return "RowsByHalves UpTo8192 4"
+                many = "Many" if rows >= MANY_BY_HALVES and topk <= NARROW else ""
                 return f"{_family_up_to_8192(topk)} {many}UpTo8192"
+            many = "Many" if rows >= 512 and (topk <= NARROW or blocks <= 2048) else ""
             return f"RowsPerBlock {many}UpTo{2048 if blocks <= 2048 else 4096}"
     if blocks > ENDS[-1]:
-        most = next((n for n, end in ((8, 15), (4, 30), (2, 64)) if rows <= end), 1)
+        most = next((n for n, end in CLUSTERS_AT_ONCE.items() if rows <= end), 1)
         wanted = 2 if blocks <= 16_384 else 4 if blocks <= 32_768 else 8
         return _shared("RowPerBlock Longer", min(most, wanted) if clusters else 1)
     return f"RowPerBlock UpTo{next(end for end in ENDS if blocks <= end)}"
@@ -125,6 +136,7 @@ def least_many_rows(blocks: int, adjacent: bool) -> int:
 def kernels(topk: int) -> tuple[str, ...]:
     """Return all kernels of a build."""
     names = [*ONE_ROW, *SHORT_ROWS, *LONG_ROWS, f"{_family_up_to_8192(topk)} UpTo8192"]
+    names += ["RowsByHalves UpTo8192 4"] if topk <= WIDEST_HALVES else []
     names += MANY_ROWS if topk <= WIDEST_MANY_ROWS else ()
     return (*names, *(NARROW_ONLY if topk <= NARROW else ()))
 
@@ -185,6 +197,11 @@ def shapes_round_few_tokens(topk: int) -> Iterator[Shape]:
             if least <= 768 or blocks <= 513:
                 for tokens in (1, *around(TOKEN_BOUND), 7, 8, 9):
                     yield -(-least // tokens), blocks, tokens
+    # Of few tokens clusters hold few rows, and there are soon more of them than fit at once.
+    for count in CLUSTERS_AT_ONCE.values():
+        for blocks, tokens in ((4097, 4), (8193, 5), (8193, 9)):
+            yield from ((heads, blocks, tokens) for heads in (count, count + 1))
+    yield from ((heads, 4097, tokens) for heads in (24, 25) for tokens in (5, 8))
 
 
 def shapes_round_many_warps() -> Iterator[Shape]:

@@ -11,7 +11,8 @@ from dispatch import BLOCK_BOUNDS, ROW_BOUNDS, WARP_BOUNDS, Shape
 CROWDED = 0.25
 # Rows and blocks, first and last, of what such cases seldom meet: long rows, and so many of them.
 RARE = (
-    ((128, 600), (2049, 4100)), ((24, 127), (4097, 8192)), ((512, 520), (4090, 8200)),
+    ((128, 600), (2049, 4100)), ((24, 100), (4097, 8192)), ((384, 520), (4090, 8200)),
+    ((121, 190), (4097, 8192)), ((193, 380), (4097, 8192)),
     ((241, 528), (8193, 8800)), ((530, 540), (8193, 8800)), ((768, 900), (385, 512)),
 )  # fmt: skip
 FEW_TOKENS = 0.25  # of those: as many warps as the largest calls have, in small ones

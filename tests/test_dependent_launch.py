@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 # A row a thread block, some rows, thread blocks that share a row, a quad of lanes a row, a lane a
 # row, long rows.
 SHAPES = [(4, 128, 1), (4, 500, 20), (4, 520, 64), (1, 9000, 4), (4, 120, 1500), (4, 520, 1030)]
-SHAPES += [(4, 4200, 130), (1, 8300, 530), (1, 8300, 70), (1, 4200, 40)]
+SHAPES += [(4, 4200, 130), (1, 8300, 530), (1, 8300, 70), (1, 4200, 40), (1, 4200, 150)]
 EARLY = pytest.mark.parametrize("early", [False, True], ids=["plain", "early"])
 BETWEEN = pytest.mark.parametrize("between", [0, 1, 3], ids="{} between".format)
 PRODUCERS = pytest.mark.usefixtures("producers")
@@ -189,7 +189,8 @@ ids = [
     msa_topk_select(torch.randn(shape, device="cuda", generator=gen).round(decimals=1), 16)
     for shape in (
         (4, 700, 40), (4, 128, 1), (4, 120, 1100), (4, 520, 1030),
-        (1, 9000, 2), (2, 20_000, 5), (1, 40_000, 3), (1, 4200, 40), (1, 9000, 70), (1, 9000, 200),
+        (1, 9000, 2), (2, 20_000, 5), (1, 40_000, 3), (1, 4200, 40), (1, 4200, 130), (1, 4200, 300),
+        (1, 9000, 70), (1, 9000, 200),
     )
 ]
 (ready,) = launch._ready.values()

@@ -12,6 +12,7 @@ KINDS_OF_ROWS = len(KINDS)  # one row of each kind
 # Some rows, in slices too, a quad of lanes a row, a lane a row, a row a thread block, long ones.
 SHAPES = [(2, 1024, 512), (1, 4200, 520), (4, 128, 3000), (2, 1030, 2100), (4, 4096, 1)]
 SHAPES += [(1, 20_000, 8), (4, 300, 50), (1, 8300, 130), (1, 8300, 530), (1, 4200, 40)]
+SHAPES += [(1, 4200, 150)]
 
 
 @pytest.mark.parametrize("spec", SHARED_SPECS, ids=str)

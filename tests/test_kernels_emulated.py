@@ -55,6 +55,7 @@ PLATEAU_SHAPES = (
     ("few", 128), ("few", 512), ("few", 1000), ("some", 512), ("some", 700), ("some_many", 384),
     ("some_many", 700), ("some", 2200), ("some_many", 2200), ("slices", 2200), ("halves", 2200),
     ("halves_many", 2200), ("few2", 600), ("some4", 700), ("slices2", 2200), ("slices8", 2200),
+    ("halves4", 2200),
     ("many", 180), ("lean", 300), ("wide", 300), ("wider", 300),
 )  # fmt: skip
 # (heads, blocks, tokens) at which the dispatch changes its mind, and tokens that lie together:
@@ -62,10 +63,11 @@ DISPATCH = (
     (1, 128, 63), (1, 128, 64), (1, 129, 64), (1, 257, 64), (1, 512, 64), (22, 500, 3),
     (1, 128, 768), (1, 129, 768), (1, 257, 768), (1, 385, 768), (1, 512, 767),
     (1, 513, 128), (1, 513, 127), (42, 600, 3), (1, 600, 512),
-    (2, 2049, 64), (1, 2049, 512), (1, 4097, 128), (1, 4097, 512), (1, 8193, 128), (1, 8193, 5),
+    (2, 2049, 64), (1, 2049, 512), (1, 8193, 128), (1, 8193, 5),
     (1, 128, 5631), (1, 128, 5632),
     (1, 4097, 23), (1, 4097, 24), (3, 4100, 9), (1, 8193, 1), (1, 16_385, 1), (1, 32_769, 1),
-    (1, 8193, 64), (1, 8193, 65), (65, 8193, 1),
+    (1, 4097, 120), (1, 4097, 121), (1, 4097, 193), (25, 4097, 8), (96, 4097, 4),
+    (1, 8193, 64), (1, 8193, 65), (67, 8193, 1),
 )  # fmt: skip
 # Of the first spec alone; all but the first blocks are past the extent, to save time.
 DISPATCH_MANY = (
@@ -82,7 +84,7 @@ TOGETHER_FAMILIES = ("some", "some_many", "slices", "halves", "halves_many")
 SHARED = (
     ("few2", (140, 700, 17_000)), ("few4", (300, 2000)), ("few8", (150, 3000)),
     ("some4", (140, 600, 4200)), ("slices2", (700, 2200)), ("slices4", (140, 3000)),
-    ("slices8", (300, 8200)),
+    ("slices8", (300, 8200)), ("halves4", (140, 700, 4200)),
 )  # fmt: skip
 
 
@@ -107,6 +109,11 @@ def has_many_rows(spec: TopKSelectSpec) -> bool:
 def together_families(spec: TopKSelectSpec) -> tuple[str, ...]:
     """Return the families for tokens that lie together; the last is for narrow selections."""
     return TOGETHER_FAMILIES[: 5 if spec.topk <= 16 else 4]
+
+
+def shared(spec: TopKSelectSpec):
+    """Return the families of shared rows, and how long those are here."""
+    return SHARED if spec.topk <= 32 else SHARED[:-1]  # the last is for narrow selections
 
 
 def make_call(spec: TopKSelectSpec, number: int, shape, family: str) -> Call:
@@ -147,13 +154,13 @@ def few_calls(spec: TopKSelectSpec) -> list[Call]:
 
 
 def shared_calls(spec: TopKSelectSpec) -> list[Call]:
-    shapes = [(family, blocks) for family, lengths in SHARED for blocks in lengths]
+    shapes = [(family, blocks) for family, lengths in shared(spec) for blocks in lengths]
     calls = []
     for i, (family, blocks) in share(spec, shapes):
         tokens = 2 if blocks > 10_000 else 5 if family.startswith("few") else MIXED
         calls += [make_call(spec, 5000 + 10 * i, (1, blocks, tokens), family)]
         calls += [make_call(spec, 5001 + 10 * i, (2, blocks, 3), family)]
-    return [*calls, *plateau_calls(spec, [family for family, _ in SHARED])]
+    return [*calls, *plateau_calls(spec, [family for family, _ in shared(spec)])]
 
 
 def many_calls(spec: TopKSelectSpec) -> list[Call]:

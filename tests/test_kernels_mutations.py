@@ -45,6 +45,7 @@ SHAPES = {
     "few2": ((1, 300, 3), (1, 17_000, 1)),
     "few4": ((2, 700, 2),),
     "some4": ((1, 600, 6), (2, 300, 3)),
+    "halves4": ((1, 2300, 9),),
     "slices2": ((1, 300, 9), (1, 2300, 9)),
 }
 KINDS = (
@@ -63,10 +64,10 @@ NEAR = {
     "rows_per_block.cuh": ("some", "some_many", "some4"),
     "group_leaders.cuh": ("some", "some_many", "halves"),
     "warp_narrow.cuh": ("some", "few", "halves"),
-    "rows_by_halves.cuh": ("halves", "halves_many"),
+    "rows_by_halves.cuh": ("halves", "halves_many", "halves4"),
     "score_halves.cuh": ("halves", "halves_many"),
     "rows_in_slices.cuh": ("slices", "slices2"),
-    "row_share.cuh": ("few2", "few4", "some4", "slices2"),
+    "row_share.cuh": ("few2", "few4", "some4", "slices2", "halves4"),
     "warp_rank.cuh": ("some", "some_many", "few"),
     "sorting_network.cuh": ("quad", "many"),
     "score.cuh": ("halves", "halves_many", "few"),
@@ -90,7 +91,7 @@ def step(shape, dtype: torch.dtype) -> torch.Tensor:
 def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
     number = 0
     for family, shapes in SHAPES.items():
-        if spec.topk > 32 and family in ("quad", "many", "lean", "halves_many"):
+        if spec.topk > 32 and family in ("quad", "many", "lean", "halves_many", "halves4"):
             continue
         for kind in KINDS:
             for shape in shapes:
@@ -115,7 +116,7 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
     plateaus = torch.tensor([17, 30, 31, 32, 33, 65, 96, 97, 129, 256, 257, 320, 321])
     families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("halves", 1000)]
     families += [("some_many", 500), ("few2", 300), ("some4", 600)]
-    families += [("many", 250), ("quad", 250)] if spec.topk <= 32 else []
+    families += [("many", 250), ("quad", 250), ("halves4", 500)] if spec.topk <= 32 else []
     for family, blocks in families:
         shape = (1, blocks, len(plateaus))
         order = draw("normal", shape, seed=blocks).argsort(1).argsort(1)
@@ -126,7 +127,8 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         values = draw("ascending", (1, blocks, 11), dtype)
         if spec.extent == "token":
             rows = torch.full((11,), last + 2).int()
-            more = ("some", "few", "few2", "some4"), ("slices", "halves", "slices2")
+            more = ["some", "few", "few2", "some4"], ["slices", "halves", "slices2"]
+            more[1].extend(["halves4"] if spec.topk <= 32 else [])
             for family in more[blocks > 600]:
                 yield Call(values, extent=rows, family=family, **forced)
                 with_nan = torch.where(values % 3 == 0, torch.nan, values)
@@ -144,11 +146,12 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
     # Lists a little too long, of rows that no longer one joins.
     overfull = [
         ("halves", 600, 260),
+        ("halves4", 700, 260),
         ("some_many", 700, 260),
         ("some", 700, 324),
         ("quad", 250, 100),
     ]
-    for family, blocks, size in overfull[: 4 if spec.topk <= 32 else 0]:
+    for family, blocks, size in overfull if spec.topk <= 32 else ():
         order = draw("normal", (1, blocks, 9), seed=blocks).argsort(1).argsort(1)
         values = (order < size) * 1.0
         if family == "quad":  # in its first chunk

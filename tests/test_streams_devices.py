@@ -13,7 +13,7 @@ from flashinfer_msa.reference import msa_topk_select_reference as reference
 
 # A row a thread block, some rows, long rows, a quad of lanes a row, a lane a row.
 SHAPES = [(4, 128, 8), (4, 400, 40), (4, 600, 40), (1, 12_000, 3), (4, 64, 1420), (4, 520, 1030)]
-SHAPES += [(4, 4200, 130), (1, 8300, 530), (1, 8300, 70), (1, 4200, 40)]
+SHAPES += [(4, 4200, 130), (1, 8300, 530), (1, 8300, 70), (1, 4200, 40), (1, 4200, 150)]
 
 
 @pytest.mark.gpu

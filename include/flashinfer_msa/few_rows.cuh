@@ -27,17 +27,16 @@ struct FewRowsKernels {
   using Shared = RowPerBlock<Policy, 8, 32, true, kShares>;
 };
 
-// How many thread blocks share a long row: as few as read it at once, and no more clusters than an
-// H200 holds at once, 15 of 8, 30 of 4 and 66 of 2. Measured likewise, H = 1, cold, as one thread
-// block a row, 2, 4 and 8:
+// How many thread blocks share a long row: as few as read it at once, as long as all clusters find
+// room. Measured likewise, H = 1, cold, as one thread block a row, 2, 4 and 8:
 //   blocks    S = 1                 4                    15                    30
 //    10,000   4.5  3.5  3.8 4.8    4.7  3.5  3.9 5.1     7.2  5.3  4.9  5.9    9.3  6.3  6.3 11
 //    32,768   8.5  5.5  4.0 5.0    9.5  6.3  4.8 5.6    15.1  9.5  6.2  7.2   22.9 13.2 10.9 15
 //   131,072  32.1 17.6 10.2 7.3   36.8 20.2 11.6 8.5    56.3 30.6 17.0 13.8   87.3 46.1 32.3 35
 inline int shares_of_row(const Params& p, int chunk) {
   if (!p.has(Params::kClusters)) return 1;
-  const int64_t rows = rows_of(p);
-  const int most = rows <= 15 ? 8 : rows <= 30 ? 4 : rows <= 64 ? 2 : 1;
+  int most = 8;
+  while (most > 1 && rows_of(p) > clusters_at_once(most)) most /= 2;
   const int wanted = p.blocks <= 2 * chunk ? 2 : p.blocks <= 4 * chunk ? 4 : 8;
   return wanted < most ? wanted : most;
 }

@@ -132,6 +132,20 @@ cudaError_t launch_kernel(const Params& params, cudaStream_t stream) {
 
 namespace flashinfer_msa {
 
+// How many clusters of so many thread blocks, each with most of a processor, an H200 holds at once.
+// One more would wait for a whole launch.
+constexpr int clusters_at_once(int shares) { return shares == 8 ? 15 : shares == 4 ? 30 : 66; }
+
+template <class Kernel>
+int64_t clusters_of(const Params& params) {
+  const Grid grid = Kernel::grid(params);
+  return int64_t{grid.x / Kernel::kShares} * grid.y;
+}
+template <class Kernel>
+bool fit_at_once(const Params& params) {
+  return clusters_of<Kernel>(params) <= clusters_at_once(Kernel::kShares);
+}
+
 template <class... Kernels>
 cudaError_t prepare_kernels() {
   cudaError_t error = cudaSuccess;

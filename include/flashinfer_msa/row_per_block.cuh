@@ -94,10 +94,7 @@ struct RowPerBlock {
     const Share share{smem.share};
     Share::wait_until_ready();
     auto& part = share.part_of(0);
-    const auto send = [&](int slot, float score, int32_t block) {
-      part.score[slot] = score;
-      part.block[slot] = block;
-    };
+    const typename Share::PartWriter send{part};
     const int chosen = choose_in_chunks(next, row, from, to, wanted, send);
     if (thread_index() == 0) part.count = chosen;
     Share::exchange();

@@ -22,7 +22,7 @@ struct RowPerWarp {
   static constexpr int kShares = 1;
   static constexpr int kBlocks = kItems * kWarpSize;  // the most of a row
   using Group = RowGroup<kRows>;
-  using Select = BlockSelect<Policy::kTopK, 1, kItems, (kRows >= 8)>;
+  using Select = BlockSelect<Policy::kTopK, 1, kItems, has_many_rows(kRows)>;
   struct Slot {  // of a row
     union {      // one after the other
       float score[kBlocks];

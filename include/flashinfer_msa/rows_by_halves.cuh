@@ -17,7 +17,7 @@
 
 namespace flashinfer_msa {
 
-template <class PolicyT, int kRowsT, int kWarpsT, int kItemsT>
+template <class PolicyT, int kRowsT, int kWarpsT, int kItemsT, int kSharesT = 1>
 struct RowsByHalves {
   using Policy = PolicyT;
   using Score = typename Policy::Score;
@@ -26,20 +26,24 @@ struct RowsByHalves {
   static constexpr int kWarps = kWarpsT;
   static constexpr int kItems = kItemsT;  // scores of a lane
   static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kShares = 1;
-  static constexpr int kStretch = Group::kMembers * kItems;  // of a warp
-  static constexpr int kBlocks = kWarps * kStretch;          // the most of a row
-  static constexpr int kPart = ScoreHalves::kItems;          // that are read at once
+  static constexpr int kStretch = Group::kMembers * kItems;    // of a warp
+  static constexpr int kShares = kSharesT;                     // thread blocks of a row
+  static constexpr int kBlocks = kShares * kWarps * kStretch;  // the most of a row
+  using Share = RowShare<Policy::kTopK, kRows, kShares>;
+  static constexpr int kPart = ScoreHalves::kItems;  // that are read at once
   static constexpr int kParts = kItems / kPart;
   static_assert(kItems % kPart == 0, "whole parts");
   using Leaders = GroupLeaders<Group, kWarps, groups_per_lane(Policy::kTopK)>;
   static constexpr int kCapacity = 256;
-  using Candidates = CandidateList<Policy::kTopK, kCapacity, (kRows >= 8)>;
+  using Candidates = CandidateList<Policy::kTopK, kCapacity, has_many_rows(kRows)>;
 
-  // The kernel for what is rare.
-  using Other = std::conditional_t<kRows == Quads::kRows, RowsInSlices<Policy, kWarps>,
-                                   RowsPerBlock<Policy, kRows, kWarps, kItems>>;
-  static_assert(Other::kRows == kRows && Other::kThreads == kThreads, "it takes over as it is");
+  // The kernel for what is rare; each thread block takes its part of the rows, and shares none.
+  static constexpr int kOthersRows = kRows / kShares;
+  using Other = std::conditional_t<
+      kOthersRows == Quads::kRows, RowsInSlices<Policy, kWarps>,
+      RowsPerBlock<Policy, kOthersRows, kWarps, kBlocks * kOthersRows / kThreads>>;
+  static_assert(Other::kRows * kShares == kRows && Other::kThreads == kThreads,
+                "it takes over as it is");
   struct Own {
     union {
       Candidates candidates[kRows];
@@ -48,6 +52,7 @@ struct RowsByHalves {
     typename Leaders::Storage leaders;
     float bound[kRows];
     int32_t count[kWarps][kRows];
+    typename Share::Storage share;
   };
   union Storage {
     Own own;
@@ -57,13 +62,15 @@ struct RowsByHalves {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, kRows, kShares); }
 
   FLASHINFER_MSA_DEVICE void run() {
     const int head = params.first_head + block_y();
-    const int first_token = block_x() * kRows;
+    const int first_token = Share::first_token();
+    Share::get_ready();
     const int token = existing_token(params, first_token + Group::row());
-    const int first = warp_index() * kStretch + Group::member() * kItems;  // block
+    const int warp = Share::share() * kWarps + warp_index();
+    const int first = warp * kStretch + Group::member() * kItems;  // block
     const Score* next = RowScores<Policy>(params, head, token).of(first);
     wait_for_producer(next);
     const int limit = Row<Policy>::limit(params, token);
@@ -73,6 +80,7 @@ struct RowsByHalves {
     const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
     if (warp_max(row.end) <= ShortRow<Policy>::kBlocks) {
+      if (Share::share() > 0) return;
       return ShortRow<Policy>::template run_rows<Group, kWarps>(params, head, first_token, row,
                                                                 smem.own.short_row);
     }
@@ -93,10 +101,42 @@ struct RowsByHalves {
     }
     int all;
     const int before = count_before(count, all);
-    if (FLASHINFER_MSA_UNLIKELY(warp_any(all > kCapacity))) {
-      sync_block();  // the other kernel's storage takes the place of this one's
-      return Other{params, smem.other}.run();
+    const bool is_full = warp_any(all > kCapacity);  // in all warps
+    if (kShares == 1 && FLASHINFER_MSA_UNLIKELY(is_full)) return run_other();
+    if (kShares == 1 || !is_full) list(marks, first, before);
+    sync_block();
+    if constexpr (kShares == 1) {
+      Group::template for_each_row<kWarps>([&](int r) {
+        if (first_token + r >= params.tokens) return;
+        const int total = warp_shuffle(all, r);
+        read_again(head, first_token + r, r, total);
+        smem.own.candidates[r].write_best(RowWriter<Policy>(params, head, first_token + r),
+                                          Group::of_row(row, r), total, wanted);
+      });
+    } else {
+      const Share share{smem.own.share};
+      Share::wait_until_ready();
+      Group::template for_each_row<kWarps>([&](int r) {
+        if (is_full) return share.give_up(r);
+        const int total = warp_shuffle(all, r);
+        read_again(head, existing_token(params, first_token + r), r, total);
+        share.send(r, smem.own.candidates[r], total, wanted);
+      });
+      Share::exchange();
+      if (FLASHINFER_MSA_UNLIKELY(share.someone_gave_up())) return run_other();
+      share.template write_owned<Group, Policy>(params, head, row);
     }
+  }
+
+ private:
+  FLASHINFER_MSA_DEVICE void run_other() {
+    if (block_x() * Other::kRows >= params.tokens) return;
+    sync_block();  // its storage takes the place of this kernel's
+    Other{params, smem.other}.run();
+  }
+
+  // Lists the blocks of the lane's marks, the first of which is the row's `before`-th.
+  FLASHINFER_MSA_DEVICE void list(uint32_t (&marks)[kParts], int first, int before) {
     int32_t* to = &smem.own.candidates[Group::row()].block[before];
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kParts; ++i) {
@@ -106,21 +146,17 @@ struct RowsByHalves {
         marks[i] &= ~(0x80000000u >> item);
       }
     }
-    sync_block();
-    Group::template for_each_row<kWarps>([&](int r) {
-      if (first_token + r >= params.tokens) return;
-      const RowScores<Policy> scores(params, head, first_token + r);
-      Candidates& list = smem.own.candidates[r];
-      const int total = warp_shuffle(all, r);
-      for (int i = lane_index(); i < total; i += kWarpSize) {
-        list.score[i] = load_score(scores.of(list.block[i]));
-      }
-      list.write_best(RowWriter<Policy>(params, head, first_token + r), Group::of_row(row, r),
-                      total, wanted);
-    });
   }
 
- private:
+  // One warp: the scores of the blocks that are listed of row `r`.
+  FLASHINFER_MSA_DEVICE void read_again(int head, int token, int r, int total) {
+    const RowScores<Policy> scores(params, head, token);
+    Candidates& list = smem.own.candidates[r];
+    for (int i = lane_index(); i < total; i += kWarpSize) {
+      list.score[i] = load_score(scores.of(list.block[i]));
+    }
+  }
+
   // Reads scores of a stretch, of which `items` exist.
   static FLASHINFER_MSA_DEVICE void read(const Score* next, int stride, int items,
                                          ScoreHalves& part) {

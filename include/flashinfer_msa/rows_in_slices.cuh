@@ -40,7 +40,7 @@ struct RowsInSlices {
   static_assert(kTiles * kItems % kLeaders == 0, "items are dealt evenly to groups");
   // Of each warp's list in the end: all of it, or where that would take too much, its best.
   static constexpr int kKept = Policy::kTopK <= 32 ? List::kCapacity : kWidth;
-  using Candidates = CandidateList<Policy::kTopK, kWarps * kKept, (kRows >= 8)>;
+  using Candidates = CandidateList<Policy::kTopK, kWarps * kKept, has_many_rows(kRows)>;
 
   struct Storage {
     union {

@@ -38,7 +38,7 @@ struct RowsPerBlock {
 
   static constexpr int kRoom = 2 * kGroups + kStretch;
   static constexpr int kCapacity = kRoom < 256 ? 256 : kRoom;
-  using List = CandidateList<Policy::kTopK, kCapacity, (kRows >= 8)>;
+  using List = CandidateList<Policy::kTopK, kCapacity, has_many_rows(kRows)>;
   using Cursor = ListCursor<List::kApart>;
   struct Storage {
     union {

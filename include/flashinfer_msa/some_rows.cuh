@@ -61,10 +61,14 @@ struct ShortRowsKernels {
 //    8,192    4x16x64h  8.00  4x16x64 8.69  8x16x128h 9.51           8x16x128h 13.5  slices 14.4
 //             8x16x128h 8.76  slices  11.3  4x16x64h 10.60  slices 11.8
 // At 4,096 halves gain a tenth, and take thrice as long where many scores are alike.
+// 8,192 blocks, as 4x16x64h and 8x16x128h:
+//   S = 64   8.5  8.9      80   9.2  9.3      96  10.0  9.4     112  10.5  9.7
 //
-// Rows that thread blocks share, H = 1. A block a row; 4x8x32, four of them; 4x16x64h:
-//   blocks    S = 24           32               64               127
-//    8,192     5.6 4.8 7.1     7.4 5.2 7.7      7.4 5.5 7.9      9.0 7.7 8.2
+// Rows that thread blocks share, H = 1. A row a block, or from 64 rows on 4x16x64h; 4x8x32, four of
+// them; 8x16x32h, four of them:
+//   blocks    S = 32          64            96            120           128           192
+//    5,000                    6.5 5.4 6.2                 6.6 5.7 6.4   6.7 -   6.6
+//    8,192    7.4 5.2 6.1     7.9 5.2 6.3   7.9 6.1 6.5   8.0 6.5 6.9   8.1 7.8 6.6   8.2 8.2 8.0
 // Two blocks a row; slices, as one block for eight rows, 2, 4, 8:
 //   blocks   S = 32                   64                     128                     512
 //   16,384    9  18.0 13.1  9.8  8.8  11  18.2 13.2 10.1 9.3  21  18.4 13.5 11.0 18  20  20 32
@@ -73,27 +77,34 @@ struct ShortRowsKernels {
 template <class Policy>
 struct LongRowsKernels {
   static constexpr bool kNarrow = Policy::kTopK <= 16;  // wider selections lack room for eight rows
+  static constexpr bool kByHalves = Policy::kTopK <= 32;
   using UpTo2048 = RowsPerBlock<Policy, 4, 8, 32>;
   using UpTo4096 = RowsPerBlock<Policy, 4, 16, 32>;
-  using UpTo8192 = std::conditional_t<Policy::kTopK <= 32, RowsByHalves<Policy, 4, 16, 64>,
+  using UpTo8192 = std::conditional_t<kByHalves, RowsByHalves<Policy, 4, 16, 64>,
                                       RowsPerBlock<Policy, 4, 16, 64>>;
   using ManyUpTo2048 = RowsPerBlock<Policy, 8, 16, 32>;
   using ManyUpTo4096 = RowsPerBlock<Policy, 8, 16, 64>;
   using Longer = RowsInSlices<Policy, kNarrow ? 16 : 8>;
+  using ManyUpTo8192 = RowsByHalves<Policy, 8, 16, 128>;
   // Several thread blocks a row.
-  using SharedUpTo8192 = RowsPerBlock<Policy, 4, 8, 32, 4>;
+  using FewSharedUpTo8192 = RowsPerBlock<Policy, 4, 8, 32, 4>;
+  using SharedUpTo8192 = RowsByHalves<Policy, 8, 16, 32, 4>;
   template <int kShares>
   using Shared = RowsInSlices<Policy, kNarrow ? 16 : 8, kShares>;
-  using ManyUpTo8192 = RowsByHalves<Policy, 8, 16, 128>;
 
-  static constexpr int kMany = 512;  // rows from which more of them share a thread block
-  static constexpr int kFew = 128;   // rows up to which those of UpTo8192 are shared
-  // Rows up to which 8, 4 and 2 thread blocks share those of Longer: all clusters fit an H200.
-  static constexpr int kFor8 = 120, kFor4 = 240, kFor2 = 528;
+  // Rows from which more of them share a thread block, and if they are too long for registers.
+  static constexpr int kMany = 512, kManyByHalves = 384;
+  // Clusters up to which rows are shared by four thread blocks: those of FewSharedUpTo8192 while
+  // all fit an H200 at once, or two more where nothing else shares rows; those of SharedUpTo8192
+  // not as long, since clusters are slow to read what is not in the second-level cache.
+  static constexpr int kFewShared = kByHalves ? clusters_at_once(4) : 32, kShared = 24;
 
   static cudaError_t prepare(int32_t& features) {
     cudaError_t error = prepare_kernels<UpTo2048, UpTo4096, UpTo8192, ManyUpTo2048, Longer,
-                                        SharedUpTo8192, Shared<2>, Shared<4>, Shared<8>>();
+                                        FewSharedUpTo8192, Shared<2>, Shared<4>, Shared<8>>();
+    if constexpr (kByHalves) {
+      if (error == cudaSuccess) error = prepare_kernels<SharedUpTo8192>();
+    }
     if constexpr (kNarrow) {
       if (error == cudaSuccess) error = prepare_kernels<ManyUpTo4096, ManyUpTo8192>();
     }
@@ -106,24 +117,39 @@ struct LongRowsKernels {
       return many ? launch_kernel<ManyUpTo2048>(params, stream)
                   : launch_kernel<UpTo2048>(params, stream);
     }
+    if (params.blocks <= UpTo4096::kBlocks) {
+      if constexpr (kNarrow) {
+        if (many) return launch_kernel<ManyUpTo4096>(params, stream);
+      }
+      return launch_kernel<UpTo4096>(params, stream);
+    }
+    if (params.blocks > UpTo8192::kBlocks) return launch_longer(params, stream);
+    return launch_up_to_8192(params, rows, stream);
+  }
+
+ private:
+  static cudaError_t launch_up_to_8192(const Params& params, int64_t rows, cudaStream_t stream) {
     const bool shares = params.has(Params::kClusters);
-    if (params.blocks > UpTo8192::kBlocks) {
-      if (!shares || rows > kFor2) return launch_kernel<Longer>(params, stream);
-      if (rows > kFor4) return launch_kernel<Shared<2>>(params, stream);
-      if (rows > kFor8) return launch_kernel<Shared<4>>(params, stream);
-      return launch_kernel<Shared<8>>(params, stream);
+    if (shares && clusters_of<FewSharedUpTo8192>(params) <= kFewShared) {
+      return launch_kernel<FewSharedUpTo8192>(params, stream);
     }
-    if (shares && rows < kFew && params.blocks > UpTo4096::kBlocks) {
-      return launch_kernel<SharedUpTo8192>(params, stream);
-    }
-    const bool fits = params.blocks <= UpTo4096::kBlocks;
-    if constexpr (kNarrow) {
-      if (many) {
-        return fits ? launch_kernel<ManyUpTo4096>(params, stream)
-                    : launch_kernel<ManyUpTo8192>(params, stream);
+    if constexpr (kByHalves) {
+      if (shares && clusters_of<SharedUpTo8192>(params) <= kShared) {
+        return launch_kernel<SharedUpTo8192>(params, stream);
       }
     }
-    return fits ? launch_kernel<UpTo4096>(params, stream) : launch_kernel<UpTo8192>(params, stream);
+    if constexpr (kNarrow) {
+      if (rows >= kManyByHalves) return launch_kernel<ManyUpTo8192>(params, stream);
+    }
+    return launch_kernel<UpTo8192>(params, stream);
+  }
+
+  static cudaError_t launch_longer(const Params& params, cudaStream_t stream) {
+    const bool shares = params.has(Params::kClusters);
+    if (shares && fit_at_once<Shared<8>>(params)) return launch_kernel<Shared<8>>(params, stream);
+    if (shares && fit_at_once<Shared<4>>(params)) return launch_kernel<Shared<4>>(params, stream);
+    if (shares && fit_at_once<Shared<2>>(params)) return launch_kernel<Shared<2>>(params, stream);
+    return launch_kernel<Longer>(params, stream);
   }
 };
 

@@ -15,6 +15,9 @@ constexpr int ranked_per_lane(int topk, bool has_many_rows) {
   return topk <= 16 && has_many_rows ? 2 : groups_per_lane(topk);
 }
 
+// Whether a thread block with so many rows counts as one that has many.
+constexpr bool has_many_rows(int rows) { return rows >= 8; }
+
 FLASHINFER_MSA_DEVICE uint32_t lower_lanes() { return (1u << lane_index()) - 1u; }
 
 // How many of kCount scores in shared memory (aligned to 16 bytes) exceed each of the lane's own.

@@ -82,18 +82,18 @@ def bounds() -> list[Case]:
         600: (32, 128),
         2048: (32, 128, 576),
         4096: (32, 128),
-        8192: (32, 128),
+        8192: (29, 49, 96),
         9000: (576,),
     }
     # The same of one head; all but the first have an odd number of rows before or behind them.
-    alone = {8192: (24,), 9000: (65, 121, 241, 529), 40_000: (16, 31)}
+    alone = {8192: (24, 193), 9000: (65, 121, 241, 529), 40_000: (16, 31)}
     for_p = {128: (1024,), 2048: (1024,), 8192: (576,)}  # where blocks lie together
     pairs = [(p + more, s) for s, ends in blocks.items() for p in ends for more in (0, 1)]
     pairs += [(p, s - less) for p, starts in rows.items() for s in starts for less in (1, 0)]
     cases = [Case("prefill" if s >= 512 else "decode", 4, p, s) for p, s in pairs]
     starts = [(p, s - less) for p, behind in alone.items() for s in behind for less in (1, 0)]
     cases += [Case("decode", 1, p, s) for p, s in starts]
-    cases += [Case("decode", 1, 9000, s, order="P") for s in (64, 65)]
+    cases += [Case("decode", 1, 9000, s, order="P") for s in (66, 67)]
     ends = [(p + more, 64) for p in (512, 2048, 8192) for more in (0, 1)]
     ends += [(p, s - less) for p, starts in for_p.items() for s in starts for less in (1, 0)]
     cases += [Case("prefill" if s >= 512 else "decode", 4, p, s, order="P") for p, s in ends]

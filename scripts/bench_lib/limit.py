@@ -24,7 +24,7 @@ def kernel_of(case: Case) -> int | None:
         return None
     if case.blocks == 512 and 64 <= rows < 768:
         return _PER_WARP
-    if case.blocks == 8192 and 512 <= rows < 2304:
+    if case.blocks == 8192 and 384 <= rows < 2304:
         return _BY_HALVES
     if case.blocks >= 512 and rows >= 3072:
         return _PER_LANE if warps >= 400 else _PER_LANE_WIDER if warps < 265 else None

@@ -35,6 +35,7 @@ POLICIES = ("forward", "backward", "random")
 FAMILIES = (
     "dispatch", "few", "many", "some", "some_many", "slices", "halves", "halves_many", "quad",
     "lean", "wide", "wider", "few2", "few4", "few8", "some4", "slices2", "slices4", "slices8",
+    "halves4",
 )  # fmt: skip
 ALL_FEATURES = -1
 

@@ -86,11 +86,14 @@ cudaError_t launch_family(int64_t family, const flashinfer_msa::Params& params) 
   if (family == 12) return launch_kernel<typename One::template Shared<2>>(params, nullptr);
   if (family == 13) return launch_kernel<typename One::template Shared<4>>(params, nullptr);
   if (family == 14) return launch_kernel<typename One::template Shared<8>>(params, nullptr);
-  if (family == 15) return launch_kernel<typename Long::SharedUpTo8192>(params, nullptr);
+  if (family == 15) return launch_kernel<typename Long::FewSharedUpTo8192>(params, nullptr);
   if (family == 16) return launch_kernel<typename Long::template Shared<2>>(params, nullptr);
   if (family == 17) return launch_kernel<typename Long::template Shared<4>>(params, nullptr);
   if (family == 18) return launch_kernel<typename Long::template Shared<8>>(params, nullptr);
   if (family == 6) return launch_kernel<typename Long::UpTo8192>(params, nullptr);
+  if constexpr (Long::kByHalves) {
+    if (family == 19) return launch_kernel<typename Long::SharedUpTo8192>(params, nullptr);
+  }
   if constexpr (Long::kNarrow) {
     if (family == 7) return launch_kernel<typename Long::ManyUpTo8192>(params, nullptr);
   }
