@@ -29,7 +29,7 @@ struct BlockSelect {
     alignas(16) float leader[kWarps][kGroups];
     alignas(16) float all_leader[kWarps > 1 ? kWarps : 1][kGroups];  // of all warps; a copy each
     alignas(16) float finalist[kMost];
-    float score[kWarps * kStretch];
+    alignas(16) float score[kWarps * kStretch];
     int32_t block[kWarps * kStretch];
     int32_t count[kWarps];  // of each warp's list
     int32_t exceeding[kWarps], reaching[kWarps];
@@ -42,18 +42,28 @@ struct BlockSelect {
   template <class BlockOf, class Emit>
   FLASHINFER_MSA_DEVICE int run(const float (&score)[kItems], const BlockOf& block, int wanted,
                                 const Emit& emit) {
+    if constexpr (kWarps == 1) pad(0);  // a barrier follows, in lower_bound
     const float bound = larger(lower_bound(score, wanted), least_score());
-    uint32_t staying = 0;
-    FLASHINFER_MSA_UNROLL
-    for (int i = 0; i < kItems; ++i) staying |= bit_if(score[i] >= bound, i);
-    int total = list(score, block, staying);
-    if (FLASHINFER_MSA_UNLIKELY(total > kMost)) total = narrow(total, wanted);
-    if (warp() != 0) return 0;
-    const auto at = [&](int j) { return place(j); };
-    if (kRanked > kPerLane && FLASHINFER_MSA_UNLIKELY(total > kGroups)) {
-      return emit_best<kRanked>(smem.score, smem.block, at, total, wanted, smem.finalist, emit);
+    int total = list(score, block, [&](int i) { return score[i] >= bound; });
+    if (FLASHINFER_MSA_UNLIKELY(total > kMost)) {
+      total = narrow(total, wanted);
+      if constexpr (kWarps == 1) {
+        pad(total);
+        sync_warp();
+      }
     }
-    return emit_best<kPerLane>(smem.score, smem.block, at, total, wanted, smem.finalist, emit);
+    if (warp() != 0) return 0;
+    const bool is_long = kRanked > kPerLane && FLASHINFER_MSA_UNLIKELY(total > kGroups);
+    if constexpr (kWarps == 1) {
+      return is_long ? emit_ready<kRanked>(smem.score, smem.block, total, wanted, emit)
+                     : emit_ready<kPerLane>(smem.score, smem.block, total, wanted, emit);
+    } else {
+      const auto at = [&](int j) { return place(j); };
+      return is_long ? emit_best<kRanked>(smem.score, smem.block, at, total, wanted, smem.finalist,
+                                          emit)
+                     : emit_best<kPerLane>(smem.score, smem.block, at, total, wanted, smem.finalist,
+                                           emit);
+    }
   }
 
  private:
@@ -90,16 +100,16 @@ struct BlockSelect {
     }
   }
 
-  // Lists the thread's staying items, a bit each, in its warp's part. Ends synchronised, with the
-  // length of all lists.
-  template <class BlockOf>
+  // Lists the thread's items that stay in its warp's part. Ends synchronised, with the length of
+  // all lists.
+  template <class BlockOf, class Stays>
   FLASHINFER_MSA_DEVICE int list(const float (&score)[kItems], const BlockOf& block,
-                                 uint32_t staying) {
+                                 const Stays& is_staying) {
     const int first = warp() * kStretch;
     int end = first;
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kItems; ++i) {
-      const bool stays = staying >> i & 1;
+      const bool stays = is_staying(i);
       const uint32_t lanes = warp_ballot(stays);
       if (stays) {
         const int to = end + count_bits(lanes & lower_lanes());
@@ -111,6 +121,14 @@ struct BlockSelect {
     if (kWarps > 1 && lane_index() == 0) smem.count[warp()] = end - first;
     sync();
     return kWarps > 1 ? count_all(smem.count) : end;
+  }
+
+  // One warp: fills up what is ranked, from `total` scores on.
+  FLASHINFER_MSA_DEVICE void pad(int total) {
+    FLASHINFER_MSA_UNROLL
+    for (int j = lane_index(); j < kMost; j += kWarpSize) {
+      if (j >= total) smem.score[j] = no_score();
+    }
   }
 
   static FLASHINFER_MSA_DEVICE int count_all(const int32_t (&count)[kWarps]) {
@@ -178,7 +196,8 @@ struct BlockSelect {
           ties -= count_bits(lanes);
         }
       }
-      total = list(score, [&](int i) { return block[i]; }, above);
+      total = list(
+          score, [&](int i) { return block[i]; }, [&](int i) { return (above >> i & 1) != 0; });
       if (total <= kMost) return total;
     }
   }

@@ -6,6 +6,8 @@
 // Scores are read while the extents still are: all that the row could have.
 #pragma once
 
+#include <cstddef>
+
 #include "block_select.cuh"
 #include "row_group.cuh"
 
@@ -69,9 +71,15 @@ struct RowPerWarp {
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kItems; ++i) {
       const float s = mine.score[place(i)];
-      score[i] = row.has(place(i)) ? nan_as_infinity(s) : no_score();
+      // No more blocks are forced at the beginning than kTopK.
+      const bool has_begun = i * kWarpSize >= Policy::kTopK || place(i) >= row.begin;
+      const bool is_inside = has_begun && place(i) < row.end;
+      score[i] = is_inside ? nan_as_infinity(s) : no_score();
     }
-    // No barrier: what Select writes first, the leaders, takes the place of the lane's own scores.
+    // No barrier: what Select writes first, a leader and what pads its list, takes the place of the
+    // lane's own scores.
+    static_assert(offsetof(typename Select::Storage, score) % (kWarpSize * sizeof(float)) == 0,
+                  "whole lines of shared memory");
     const RowWriter<Policy> writer(params, head, token);
     const int chosen = Select{mine.select}.run(
         score, place, Policy::wanted(params),

@@ -80,6 +80,34 @@ FLASHINFER_MSA_DEVICE void drop_ties(const int (&above)[kMine], int wanted,
   }
 }
 
+// Hands over those of a lane's scores that fewer than `wanted` of `total` exceed.
+template <int kMine, class Emit>
+FLASHINFER_MSA_DEVICE int emit_ranked(const float (&mine)[kMine], const int32_t (&id)[kMine],
+                                      const int (&above)[kMine], int total, int wanted,
+                                      const Emit& emit) {
+  const int lane = lane_index();
+  uint32_t chosen[kMine];
+  int all = 0;
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    chosen[g] = warp_ballot(g * kWarpSize + lane < total && above[g] < wanted);
+    all += count_bits(chosen[g]);
+  }
+  if (FLASHINFER_MSA_UNLIKELY(all > wanted)) {
+    drop_ties(above, wanted, chosen);
+    all = wanted;
+  }
+  int slot = 0;
+  FLASHINFER_MSA_UNROLL
+  for (int g = 0; g < kMine; ++g) {
+    if (chosen[g] >> lane & 1) {
+      emit(slot + count_bits(chosen[g] & lower_lanes()), mine[g], id[g]);
+    }
+    slot += count_bits(chosen[g]);
+  }
+  return all;
+}
+
 // One warp hands over the best `wanted` of `total` scores, no more than kMine a lane: it calls
 // emit(slot, score, block), slots ascending with the list, and answers how many they are. The
 // list's j-th lies at place(j) of what the warp can see, and may be overwritten by `emit`. `room`,
@@ -101,26 +129,24 @@ FLASHINFER_MSA_DEVICE int emit_best(const float* score, const int32_t* block, co
   }
   sync_warp();
   count_above<kMine * kWarpSize>(room, mine, above);
-  uint32_t chosen[kMine];
-  int all = 0;
+  return emit_ranked(mine, id, above, total, wanted, emit);
+}
+
+// The same of a list that is in order of places, without NaN, and -inf past its end.
+template <int kMine, class Emit>
+FLASHINFER_MSA_DEVICE int emit_ready(const float* score, const int32_t* block, int total,
+                                     int wanted, const Emit& emit) {
+  float mine[kMine];
+  int32_t id[kMine];
+  int above[kMine];
   FLASHINFER_MSA_UNROLL
   for (int g = 0; g < kMine; ++g) {
-    chosen[g] = warp_ballot(g * kWarpSize + lane < total && above[g] < wanted);
-    all += count_bits(chosen[g]);
+    const int j = g * kWarpSize + lane_index();
+    mine[g] = score[j];
+    id[g] = j < total ? block[j] : 0;
   }
-  if (FLASHINFER_MSA_UNLIKELY(all > wanted)) {
-    drop_ties(above, wanted, chosen);
-    all = wanted;
-  }
-  int slot = 0;
-  FLASHINFER_MSA_UNROLL
-  for (int g = 0; g < kMine; ++g) {
-    if (chosen[g] >> lane & 1) {
-      emit(slot + count_bits(chosen[g] & lower_lanes()), mine[g], id[g]);
-    }
-    slot += count_bits(chosen[g]);
-  }
-  return all;
+  count_above<kMine * kWarpSize>(score, mine, above);
+  return emit_ranked(mine, id, above, total, wanted, emit);
 }
 
 }  // namespace flashinfer_msa
