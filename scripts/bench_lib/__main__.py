@@ -98,7 +98,7 @@ def main() -> int:
     if not options.quick:
         result["host_us"] = bench.host()
         report.print_host(result["host_us"])
-    report.print_short(rows)
+    report.print_extents(rows)
     report.print_summary(rows)
     result["rows"] = [report.row_as_json(row) for row in rows]
     result["hostile"] = [report.row_as_json(row) for row in hostile_rows]

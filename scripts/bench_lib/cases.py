@@ -29,7 +29,8 @@ class Case:
     heat: str = "cold"  # cold: rotate over more memory than the L2 holds; hot: one buffer
     dtype: str = "f32"
     order: str = "S"  # the axis that is contiguous in memory: S or P
-    extent: str = "token"  # none, int, token, or short: token extents of 64 in a wide allocation
+    # none, int, token; short: token extents of 64 in a wide allocation; mixed: of all lengths
+    extent: str = "token"
     force: tuple[int, int] = (0, 1)
     scores: str = "normal"
     topk: int = 16
@@ -101,6 +102,19 @@ def bounds() -> list[Case]:
     return cases + [replace(case, order=order) for case in one_head for order in "SP"]
 
 
+def mixed() -> list[Case]:
+    """Return a case of each regime with extents of all lengths beside each other, as servers have.
+
+    All but the extents of each is another case.
+    """
+    shapes = [(128, 256), (512, 64), (512, 256), (2048, 64), (2048, 256), (4096, 256)]
+    shapes += [(8192, s) for s in (1, 8, 48, 64, 256)]
+    shapes += [(16_384, 16), (16_384, 256), (131_072, 1), (131_072, 16)]
+    cases = [Case("decode", 4, p, s, extent="mixed") for p, s in shapes]
+    shapes = [(128, 8192), (512, 8192), (1024, 2048), (2048, 8192)]
+    return cases + [Case("prefill", 4, p, s, extent="mixed") for p, s in shapes]
+
+
 def neighbours() -> list[Case]:
     """Return what lies round the table: other heads, lengths, layouts, types, extents, forces."""
     few, many = Case("decode", 4, 2048, 16), Case("prefill", 4, 1024, 2048)
@@ -132,7 +146,7 @@ def neighbours() -> list[Case]:
         for case in (Case("decode", 4, 64, 16), Case("decode", 4, 64, 256))
         for p, extent in ((64, "token"), (8192, "short"))
     ]
-    cases = (*heads, *blocks, *large, *typed, *ordered, *extents, *short, *bounds())
+    cases = (*heads, *blocks, *large, *typed, *ordered, *extents, *short, *mixed(), *bounds())
     return list(dict.fromkeys(cases))
 
 

@@ -71,6 +71,11 @@ def make_extents(case: Case, device: torch.device) -> torch.Tensor | int | None:
     extents = causal_extents(case, device)
     if case.extent == "short":
         extents.clamp_(max=SHORT)
+    if case.extent == "mixed":
+        share = torch.rand(
+            case.tokens, generator=torch.Generator(device).manual_seed(1), device=device
+        )
+        extents = (extents * share).int() + 1
     if case.scores == "alternating":
         extents[::2] = 1
     return extents

@@ -14,6 +14,7 @@ from bench_lib.measure import Row
 _HOST_TARGETS = {"call with output": 4.0, "call without output": 8.0}
 _HOSTILE_LIMIT = 3.0
 _SHORT_LIMIT = 1.2
+_MIXED_LIMIT = 1.0
 _GEOMEAN_TARGET = 1.5
 
 
@@ -69,16 +70,21 @@ def print_rows(rows: list[Row]) -> None:
         )
 
 
-def print_short(rows: list[Row]) -> None:
-    """Print what a short extent in a wide allocation costs over a narrow allocation."""
-    short = [row for row in rows if row.case.extent == "short"]
-    for row in short:
-        narrow = replace(row.case, blocks=SHORT, extent="token")
-        for other in rows:
-            if other.case == narrow:
-                ratio = row.time / other.time
-                mark = " !" if ratio > _SHORT_LIMIT else ""
-                print(f"extents of {SHORT} in {row.case.name}: {ratio:.2f} x P = {SHORT}{mark}")
+def print_extents(rows: list[Row]) -> None:
+    """Print what extents shorter than the scores cost: against narrow scores, or long extents."""
+    times = {row.case: row.time for row in rows}
+    for row in rows:
+        if row.case.extent == "short":
+            other, limit = replace(row.case, blocks=SHORT, extent="token"), _SHORT_LIMIT
+            told = f"extents of {SHORT} in {row.case.name}", f"P = {SHORT}"
+        elif row.case.extent == "mixed":
+            other, limit = replace(row.case, extent="token"), _MIXED_LIMIT
+            told = f"all extents in {row.case.name}", "the longest alone"
+        else:
+            continue
+        if other in times:
+            ratio = row.time / times[other]
+            print(f"{told[0]}: {ratio:.2f} x {told[1]}{' !' if ratio > limit else ''}")
 
 
 def print_summary(rows: list[Row]) -> None:
