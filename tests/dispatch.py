@@ -58,6 +58,7 @@ ROW_BOUNDS = (
 CLUSTERS = 2  # Params::kClusters of row.cuh: the GPU can let thread blocks share rows
 CLUSTERS_AT_ONCE = {8: 15, 4: 30, 2: 66}  # by thread blocks of one
 TOKEN_BOUND = 4  # from which tokens share a thread block
+SHARED_BY_HALVES = 24  # clusters of eight rows up to which RowsByHalves shares them
 MANY_BY_HALVES = 384  # rows from which RowsByHalves takes eight of them, if they are not shared
 LINE_BOUND = 24  # from how many scores of a block on, in memory, rows share thread blocks earlier
 
@@ -90,27 +91,34 @@ def kernel_of_strides(
             ends = (128, 256, 384, 512) if many else (128, 256, 512)
             return f"RowPerWarp {many}UpTo{next(end for end in ends if blocks <= end)}"
         if blocks > 512 and rows >= least_some_rows(blocks, strides[1], clusters):
-
-            def clusters_of(rows_of_one: int) -> float:
-                return heads * -(-tokens // rows_of_one) if clusters else math.inf
-
-            if blocks > 8192:
-                fitting = (n for n, most in CLUSTERS_AT_ONCE.items() if clusters_of(8) <= most)
-                return _shared("RowsInSlices Longer", next(fitting, 1))
-            if blocks > 4096:
-                if clusters_of(4) <= (30 if topk <= WIDEST_HALVES else 32):
-                    return "RowsPerBlock FewUpTo8192 4"
-                if topk <= WIDEST_HALVES and clusters_of(8) <= 24:
-                    return "RowsByHalves UpTo8192 4"
-                many = "Many" if rows >= MANY_BY_HALVES and topk <= NARROW else ""
-                return f"{_family_up_to_8192(topk)} {many}UpTo8192"
-            many = "Many" if rows >= 512 and (topk <= NARROW or blocks <= 2048) else ""
-            return f"RowsPerBlock {many}UpTo{2048 if blocks <= 2048 else 4096}"
+            return _kernel_of_long_rows(topk, shape, clusters)
     if blocks > ENDS[-1]:
         most = next((n for n, end in CLUSTERS_AT_ONCE.items() if rows <= end), 1)
         wanted = 2 if blocks <= 16_384 else 4 if blocks <= 32_768 else 8
         return _shared("RowPerBlock Longer", min(most, wanted) if clusters else 1)
     return f"RowPerBlock UpTo{next(end for end in ENDS if blocks <= end)}"
+
+
+def _kernel_of_long_rows(topk: int, shape: Shape, clusters: bool) -> str:
+    """Return which kernel serves some rows of adjacent tokens, of more than 512 blocks."""
+    heads, blocks, tokens = shape
+    rows = heads * tokens
+
+    def clusters_of(rows_of_one: int) -> float:
+        return heads * -(-tokens // rows_of_one) if clusters else math.inf
+
+    if blocks <= 4096:
+        many = "Many" if rows >= 512 and (topk <= NARROW or blocks <= 2048) else ""
+        return f"RowsPerBlock {many}UpTo{2048 if blocks <= 2048 else 4096}"
+    if blocks > 8192:
+        fitting = (n for n, most in CLUSTERS_AT_ONCE.items() if clusters_of(8) <= most)
+        return _shared("RowsInSlices Longer", next(fitting, 1))
+    if clusters_of(4) <= (CLUSTERS_AT_ONCE[4] if topk <= WIDEST_HALVES else 32):
+        return "RowsPerBlock FewUpTo8192 4"
+    if topk <= WIDEST_HALVES and clusters_of(8) <= SHARED_BY_HALVES:
+        return "RowsByHalves UpTo8192 4"
+    many = "Many" if rows >= MANY_BY_HALVES and topk <= NARROW else ""
+    return f"{_family_up_to_8192(topk)} {many}UpTo8192"
 
 
 def _shared(kernel: str, shares: int) -> str:
@@ -201,7 +209,9 @@ def shapes_round_few_tokens(topk: int) -> Iterator[Shape]:
     for count in CLUSTERS_AT_ONCE.values():
         for blocks, tokens in ((4097, 4), (8193, 5), (8193, 9)):
             yield from ((heads, blocks, tokens) for heads in (count, count + 1))
-    yield from ((heads, 4097, tokens) for heads in (24, 25) for tokens in (5, 8))
+    yield from (
+        (heads, 4097, tokens) for heads in around(SHARED_BY_HALVES)[1:] for tokens in (5, 8)
+    )
 
 
 def shapes_round_many_warps() -> Iterator[Shape]:

@@ -127,8 +127,8 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         values = draw("ascending", (1, blocks, 11), dtype)
         if spec.extent == "token":
             rows = torch.full((11,), last + 2).int()
-            more = ["some", "few", "few2", "some4"], ["slices", "halves", "slices2"]
-            more[1].extend(["halves4"] if spec.topk <= 32 else [])
+            narrow = ("halves4",) if spec.topk <= 32 else ()
+            more = ("some", "few", "few2", "some4"), ("slices", "halves", "slices2", *narrow)
             for family in more[blocks > 600]:
                 yield Call(values, extent=rows, family=family, **forced)
                 with_nan = torch.where(values % 3 == 0, torch.nan, values)
