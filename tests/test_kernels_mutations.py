@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ FAULTS: list[Fault] = [*find_barriers(), *MUTATIONS]
 REDUNDANT: dict[str, str] = {}
 # Where a fault of a file is looked for first, to save time; then everywhere.
 NEAR = {
-    "block_select.cuh": ("few", "some"),
+    "block_select.cuh": ("few", "some", "some_many"),
     "row_per_block.cuh": ("few", "few2", "few4"),
     "short_row.cuh": ("few", "some", "slices", "halves"),
     "row_per_warp.cuh": ("some", "some_many"),
@@ -70,13 +71,14 @@ NEAR = {
     "row_share.cuh": ("few2", "few4", "some4", "slices2", "halves4"),
     "warp_rank.cuh": ("some", "some_many", "few"),
     "sorting_network.cuh": ("quad", "many"),
-    "score.cuh": ("halves", "halves_many", "few"),
+    "score.cuh": ("halves4", "halves", "halves_many", "few"),
     **dict.fromkeys(("quad_list.cuh", "quad_sort.cuh", "row_per_quad.cuh"), ("quad",)),
     "quad_ring.cuh": ("slices",),
     "slice.cuh": ("many", "lean", "slices"),
     **dict.fromkeys(("lane_list.cuh", "lane_merge.cuh", "row_per_lane.cuh"), ("many", "lean")),
     **dict.fromkeys(("score_pair.cuh", "tile_ring.cuh"), ("many", "lean")),
 }
+Made = tuple[Call, torch.Tensor]  # with the right answer
 FIRST_PART = 8  # calls; each part has twice as many as the one before
 
 
@@ -248,7 +250,7 @@ def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str)
 
 
 @cache
-def calls(spec: TopKSelectSpec) -> list[tuple[Call, torch.Tensor]]:
+def calls(spec: TopKSelectSpec) -> list[Made]:
     return [
         (c, msa_topk_select_reference(c.scores, c.topk, c.extent, c.begin, c.end))
         for c in make_calls(spec)
@@ -256,7 +258,7 @@ def calls(spec: TopKSelectSpec) -> list[tuple[Call, torch.Tensor]]:
 
 
 @cache
-def parts(spec: TopKSelectSpec, near: tuple[str, ...]) -> list[list[tuple[Call, torch.Tensor]]]:
+def parts(spec: TopKSelectSpec, near: tuple[str, ...]) -> list[list[Made]]:
     """Return the calls in parts that grow: those of the families `near` first, then the smallest.
 
     Sizes are compared by their magnitude, so that a part is a mixture.
@@ -270,26 +272,53 @@ def parts(spec: TopKSelectSpec, near: tuple[str, ...]) -> list[list[tuple[Call, 
     return made
 
 
-def find(include: Path, number: int, near: tuple[str, ...] = ()) -> str | None:
-    """Return what is found with that fault switched on, None if nothing is."""
-    both = itertools.zip_longest(*(parts(spec, near) for spec in SPECS), fillvalue=())
-    for made in both:
-        for spec, part in zip(SPECS, made, strict=True):
-            text = _find_in(Emulator(spec, "races", include), number, part)
+class Finders:
+    """Calls that found faults, by file: what found one often finds the next one there."""
+
+    MOST = 6  # of a spec's, for one file
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._of: dict[tuple[str, TopKSelectSpec], list[Made]] = {}
+
+    def of(self, file: str, spec: TopKSelectSpec) -> list[Made]:
+        """Return the latest, the smallest first."""
+        with self._lock:
+            latest = self._of.get((file, spec), [])[: self.MOST]
+        return sorted(latest, key=lambda made: made[0].values.numel())
+
+    def add(self, file: str, spec: TopKSelectSpec, made: Made) -> None:
+        with self._lock:
+            known = self._of.setdefault((file, spec), [])
+            known[:] = [made, *(other for other in known if other is not made)]
+
+
+def find(include: Path, number: int, file: str = "", finders: Finders | None = None) -> str | None:
+    """Return what is found with that fault, of that file, switched on; None if nothing is."""
+    finders = finders or Finders()
+    first, *others = itertools.zip_longest(*(parts(s, NEAR.get(file, ())) for s in SPECS))
+    learned = [finders.of(file, spec) for spec in SPECS]
+    for made in ([first[0]], learned, [None, *first[1:]], *others):
+        for spec, part in zip(SPECS, made, strict=False):
+            if not part:
+                continue
+            text, at = _find_in(Emulator(spec, "races", include), number, part)
             if text is not None:
+                finders.add(file, spec, part[max(at, 0)])
                 return text
     return None
 
 
-def _find_in(emulator: Emulator, number: int, part) -> str | None:
+def _find_in(emulator: Emulator, number: int, part: list[Made]) -> tuple[str | None, int]:
+    """Return what is found, and in which of the calls."""
     try:
         answers = emulator.run([c for c, _ in part], number)
     except FindingError as finding:
-        return str(finding)
-    for (call, right), output in zip(part, answers.outputs, strict=True):
+        return str(finding), finding.number
+    for at, ((call, right), output) in enumerate(zip(part, answers.outputs, strict=True)):
         if not torch.equal(output, right):
-            return f"wrong answer to {call}"
-    return None
+            return f"wrong answer to {call}", at
+    return None, -1
 
 
 @pytest.fixture(scope="module")
@@ -301,15 +330,16 @@ def copies(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def findings(copies) -> dict[Fault | None, str | None]:
     """Return what is found with each fault, and with none."""
-    for copy in dict.fromkeys(copies):
-        for spec in SPECS:
-            Emulator(spec, "races", copy)  # compiles in the background
+    first = [(spec, copies[0]) for spec in SPECS]
+    for spec, copy in dict.fromkeys([*first, *((SPECS[0], copy) for copy in copies)]):
+        Emulator(spec, "races", copy)  # compiles in the background; others where they are missed
     for spec in SPECS:
         calls(spec)  # before the threads would each do it
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         without = pool.submit(find, copies[0], 0)
-        near = [NEAR.get(fault.file, ()) for fault in FAULTS]
-        found = pool.map(find, copies, range(1, len(FAULTS) + 1), near)
+        files = [fault.file for fault in FAULTS]
+        finders = itertools.repeat(Finders())
+        found = pool.map(find, copies, range(1, len(FAULTS) + 1), files, finders)
         return {None: without.result(), **dict(zip(FAULTS, found, strict=True))}
 
 

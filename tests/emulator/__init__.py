@@ -116,7 +116,11 @@ class Answers:
 
 
 class FindingError(AssertionError):
-    """The emulator or a sanitizer found a fault."""
+    """The emulator or a sanitizer found a fault, in call number `number`; -1: in none."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
 
 
 @cache
@@ -164,14 +168,15 @@ class Emulator:
             cases.write_bytes(b"".join(call.packed for call in calls))
             done = run_program(program, cases, answers, mutant=mutant)
             log = done.stdout
+            number = log.count("case ") - 1
             if done.returncode == -signal.SIGPROF:
-                raise FindingError(f"a kernel does not end: {calls[log.count('case ') - 1]}")
+                raise FindingError(f"a kernel does not end: {calls[number]}", number)
             if done.returncode != 0:
-                number = log.count("case ") - 1
                 text = with_lines(program, done.stderr)
                 raise FindingError(
                     f"{self.spec.name} ended with {done.returncode} in call {number}: "
-                    f"{calls[number] if number >= 0 else 'none'}\n{text}"
+                    f"{calls[number] if number >= 0 else 'none'}\n{text}",
+                    number,
                 )
             flat = np.fromfile(answers, np.int32)
         return Answers(list(_split(flat, calls)), *_kernels(log))
