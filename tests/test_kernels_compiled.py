@@ -2,11 +2,13 @@
 """What the compiler made of the kernels: no spills, no stack, and a fit for every GPU served.
 
 Needs nvcc, not a GPU. Run with ``-s`` for the table of registers and shared memory. A few builds
-stand for all; with FLASHINFER_MSA_TEST_EVERY_BUILD=1, as before a release, all are compiled.
+stand for all, the first for both architectures and the others in turn for one; with
+FLASHINFER_MSA_TEST_EVERY_BUILD=1, as before a release, all are compiled for both.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -35,9 +37,16 @@ SPECS = (
     TopKSelectSpec(16, "f16"),
     TopKSelectSpec(32, "bf16", extent="uniform"),
     TopKSelectSpec(64, "f32"),
+    TopKSelectSpec(16, "bf16", 0, 1, "token"),
 )
 if os.environ.get("FLASHINFER_MSA_TEST_EVERY_BUILD"):  # takes many minutes
     SPECS = (SPECS[0], *(spec for spec in common_specs() if spec != SPECS[0]))
+    BUILDS = tuple(itertools.product(SPECS, ARCHS))
+else:
+    BUILDS = tuple(zip((SPECS[0], *SPECS), itertools.cycle(ARCHS), strict=False))
+by_build = pytest.mark.parametrize(
+    ("spec", "arch"), BUILDS, ids=[f"{spec.name}-{arch}" for spec, arch in BUILDS]
+)
 REGISTERS = 65536  # of a multiprocessor; each warp takes them in steps of 256
 # Shared memory that a block may ask for. 8.6 and 8.9 run the code of 8.0 and have the least.
 SHARED_LIMIT = {"80": 99 * 1024, "90": 227 * 1024}
@@ -76,8 +85,7 @@ def work(tmp_path_factory):
                 for unit, text in spec.sources().items()
                 if "template struct" in text  # the others have no kernels
             ]
-            for spec in SPECS
-            for arch in ARCHS
+            for spec, arch in BUILDS
         }
 
 
@@ -123,8 +131,7 @@ def kernels(spec: TopKSelectSpec):
     return Emulator(spec, "none").run([]).prepared
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@by_build
 def test_kernels_fit_the_gpu(work, spec, arch):
     usages = _usages(work[spec, arch])
     assert usages.keys() == kernels(spec).keys()
@@ -146,8 +153,7 @@ def test_kernels_fit_the_gpu(work, spec, arch):
     assert not problems
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@by_build
 def test_kernels_wait_before_they_touch_global_memory(work, spec, arch):
     """Loads of what is only read are free to move, for all that the compiler knows of them."""
     seen, empty = 0, 0
@@ -185,5 +191,6 @@ def test_the_sanitizer_script_knows_every_kernel(tmp_path_factory, monkeypatch):
 
 
 def test_the_specs_cover_every_form():
+    assert {arch for _, arch in BUILDS} == set(ARCHS)
     assert {spec.dtype for spec in SPECS} == set(SCORE_TYPES)
     assert {spec.topk for spec in SPECS if spec.force_begin is None} == set(GENERIC_TOPK)
