@@ -293,20 +293,25 @@ class Finders:
             known[:] = [made, *(other for other in known if other is not made)]
 
 
-def find(include: Path, number: int, file: str = "", finders: Finders | None = None) -> str | None:
+def find(include: Path, number: int, file: str, finders: Finders) -> str | None:
     """Return what is found with that fault, of that file, switched on; None if nothing is."""
-    finders = finders or Finders()
-    first, *others = itertools.zip_longest(*(parts(s, NEAR.get(file, ())) for s in SPECS))
-    learned = [finders.of(file, spec) for spec in SPECS]
-    for made in ([first[0]], learned, [None, *first[1:]], *others):
-        for spec, part in zip(SPECS, made, strict=False):
-            if not part:
-                continue
-            text, at = _find_in(Emulator(spec, "races", include), number, part)
-            if text is not None:
-                finders.add(file, spec, part[max(at, 0)])
-                return text
+    for spec, part in _in_order(file, finders):
+        text, at = _find_in(Emulator(spec, "races", include), number, part)
+        if text is not None:
+            finders.add(file, spec, part[max(at, 0)])
+            return text
     return None
+
+
+def _in_order(file: str, finders: Finders) -> Iterator[tuple[TopKSelectSpec, list[Made]]]:
+    """Yield the calls in parts: some near ones, what found other faults of the file, the rest."""
+    near = NEAR.get(file, ())
+    rounds = itertools.zip_longest(*(parts(spec, near) for spec in SPECS), fillvalue=[])
+    first, *others = (turn for made in rounds for turn in zip(SPECS, made, strict=True))
+    yield first
+    for spec, part in itertools.chain(((spec, finders.of(file, spec)) for spec in SPECS), others):
+        if part:
+            yield spec, part
 
 
 def _find_in(emulator: Emulator, number: int, part: list[Made]) -> tuple[str | None, int]:
@@ -336,10 +341,11 @@ def findings(copies) -> dict[Fault | None, str | None]:
     for spec in SPECS:
         calls(spec)  # before the threads would each do it
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        without = pool.submit(find, copies[0], 0)
+        finders = Finders()
+        without = pool.submit(find, copies[0], 0, "", finders)
         files = [fault.file for fault in FAULTS]
-        finders = itertools.repeat(Finders())
-        found = pool.map(find, copies, range(1, len(FAULTS) + 1), files, finders)
+        numbers = range(1, len(FAULTS) + 1)
+        found = pool.map(find, copies, numbers, files, itertools.repeat(finders))
         return {None: without.result(), **dict(zip(FAULTS, found, strict=True))}
 
 
