@@ -220,6 +220,11 @@ def _drawn(low, high, tokens_, gen):
     return torch.randint(low, high, (tokens_,), generator=gen, device=gen.device).int()
 
 
+def _apart(lengths, tokens_, gen):
+    chosen = tokens(lengths, gen.device)[_drawn(0, len(lengths), tokens_, gen).long()]
+    return chosen + _drawn(-6, 7, tokens_, gen)
+
+
 def _wild(blocks, tokens_, gen):
     table = [-(2**31), -(2**31) + 1, -5, -1, 0, 1, 2, 3, blocks - 1, blocks, blocks + 1,
              2 * blocks, 2**30, 2**31 - 1]  # fmt: skip
@@ -236,8 +241,12 @@ TOKEN_EXTENTS = {
     ),
     "wild": _wild,
 }
-# About 128, up to which one warp answers a row of any width (short_row.cuh).
-EDGE_EXTENTS = {"narrow": lambda blocks, tokens_, gen: _drawn(118, 140, tokens_, gen)}
+# About 128, up to which one warp answers a row of any width (short_row.cuh); and each row about a
+# length up to which it is read in another way (rows_by_halves.cuh), beside rows of the others.
+EDGE_EXTENTS = {
+    "narrow": lambda blocks, tokens_, gen: _drawn(118, 140, tokens_, gen),
+    "apart": lambda blocks, tokens_, gen: _apart((128, 256, 700, 2048, 4096, blocks), tokens_, gen),
+}
 UNIFORM_EXTENTS = ("none", "int")
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from guards import assert_exact, check, run_guarded
 from scores import (
+    HALF,
     INF,
     LOCAL,
     MIXTURE,
@@ -13,6 +14,7 @@ from scores import (
     SHARED_SPECS,
     SINK_LOCAL,
     TOKEN_EXTENTS,
+    WIDE,
     draw,
     draw_extent,
     generator,
@@ -106,6 +108,19 @@ def test_one_long_row_among_short_ones(device):
     assert output[:39].tolist() == [[[0, 1, 2] + [-1] * 13] * 2] * 39
     extents = tokens([9000] + [0] * 39, device)
     assert check(values, 16, extents, 0, 1)[1:].eq(-1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [PLAIN, LOCAL, SINK_LOCAL, HALF, WIDE], ids=str)
+@pytest.mark.parametrize("blocks", [3000, 5000, 8192, 9001])
+def test_rows_of_very_different_lengths_side_by_side(blocks, spec):
+    """Threads share rows: how a short one is read depends on those beside it."""
+    device = torch.device("cuda")
+    topk, dtype, begin, end = spec
+    gen = generator(blocks, device)
+    for heads, count in [(1, 40), (1, 130), (3, 70), (2, 261)]:
+        values = draw(MIXTURE, (heads, blocks, count), dtype, gen)
+        check(values, topk, draw_extent("apart", blocks, count, 0, gen), begin, end)
 
 
 def test_every_extent_from_none_to_all(device):

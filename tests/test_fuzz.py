@@ -143,7 +143,7 @@ def test_cases_reach_small_and_large_shapes():
 
 
 def test_cases_reach_every_kernel_of_every_spec():
-    rng = random.Random(1)
+    rng = random.Random(3)
     met = Counter()
     for _ in range(20_000):  # as one run on a GPU
         case = fuzz.random_case(rng, "cuda")

@@ -39,7 +39,7 @@ SHAPES = {
     "some": ((2, 90, 9), (1, 300, 6), (1, 700, 9), (1, 2100, 6)),
     "some_many": ((2, 300, 9), (2, 600, 9)),
     "slices": ((1, 2300, 9), (1, 2112, 8)),
-    "halves": ((1, 900, 6), (1, 2300, 5)),
+    "halves": ((1, 900, 6), (1, 4200, 5)),
     "halves_many": ((1, 2100, 9),),
     "many": ((2, 9, 33), (2, 70, 40), (1, 200, 11), (1, 300, 33), (1, 1100, 32)),
     "lean": ((1, 300, 33), (1, 500, 33), (1, 700, 33)),
@@ -104,6 +104,14 @@ def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
         for layout in ("s_padded", "p_padded"):
             values = draw("normal", (1, 95, 33), DTYPES[spec.dtype])
             yield Call(values, spec.topk, torch.full((33,), 95).int(), layout=layout, family="many")
+        # Lines that start anywhere in 16 bytes, and whose copies would leave the scores at an end.
+        layouts = ("s_contiguous", "p_contiguous", "s_padded_heads")
+        starts = itertools.product(((2, 64, 69), (2, 9, 33)), layouts, (0, 1, 3))
+        for shape, layout, offset in starts:
+            values = -draw("normal", shape, DTYPES[spec.dtype]).abs()  # what is not copied wins
+            rows = torch.full(shape[2:], shape[1]).int()
+            for family in ("many", "lean"):
+                yield Call(values, spec.topk, rows, layout=layout, offset=offset, family=family)
 
 
 def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
@@ -116,7 +124,7 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
         for family in ("few", "few2"):  # of as many chunks for one thread block, a chunk for each
             yield Call(values, extent=rows, family=family, features=0, **forced)
     plateaus = torch.tensor([17, 30, 31, 32, 33, 65, 96, 97, 129, 256, 257, 320, 321])
-    families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("halves", 1000)]
+    families = [("few", 500), ("few", 1000), ("some", 512), ("some", 700), ("halves", 4100)]
     families += [("some_many", 500), ("few2", 300), ("some4", 600)]
     families += [("many", 250), ("quad", 250), ("halves4", 500)] if spec.topk <= 32 else []
     for family, blocks in families:
@@ -147,7 +155,7 @@ def _edges(spec: TopKSelectSpec) -> Iterator[Call]:
     yield Call(values, extent=rows, layout="s_contiguous", family="slices", **forced)
     # Lists a little too long, of rows that no longer one joins.
     overfull = [
-        ("halves", 600, 260),
+        ("halves", 4100, 260),
         ("halves4", 700, 260),
         ("some_many", 700, 260),
         ("some", 700, 324),
@@ -208,21 +216,27 @@ def _halved(spec: TopKSelectSpec) -> Iterator[Call]:
     """Yield rows of few scores, zeros or NaN, and of best scores that just suffice."""
     if spec.extent != "token":
         return
-    values = torch.full((1, 900, 5), -torch.inf)
-    values[:, 7:180:31] = 1.0
-    zeros = (
-        torch.tensor([0.0, -0.0, -0.0]).repeat(300).view(1, 900, 1).expand(1, 900, 5).contiguous()
-    )
-    nan = draw("normal", (1, 900, 5))
-    nan.view(torch.int32)[:, ::90] = -0x7FFFFF  # all that tells it from -inf is the lowest bit
-    for some in (values, zeros, nan):
-        rows = torch.full((5,), 900 if some is nan else 200).int()
-        yield Call(some, spec.topk, rows, 1, 2, family="halves")
-    values = draw("normal", (1, 900, 5)).clamp(max=2.0)
+    # Beside no longer ones, a row of 200 would be read in another way by `halves`.
+    for family, blocks, few in (("halves", 4200, 4150), ("halves4", 900, 200)):
+        shape = (1, blocks, 5)
+        values = torch.full(shape, -torch.inf)
+        values[:, 7:180:31] = 1.0
+        zeros = torch.tensor([0.0, -0.0, -0.0]).repeat(blocks // 3).view(1, -1, 1).expand(shape)
+        nan = draw("normal", shape)
+        nan.view(torch.int32)[:, ::90] = -0x7FFFFF  # only the lowest bit tells it from -inf
+        for some in (values, zeros.contiguous(), nan):
+            rows = torch.full((5,), blocks if some is nan else few).int()
+            yield Call(some, spec.topk, rows, 1, 2, family=family)
+    blocks, shape = 4200, (1, 4200, 5)
+    values = draw("normal", shape).clamp(max=2.0)
     places = [64 * member + item for item in (0, 1) for member in range(1, 8)][: spec.topk - 3]
     values[:, places] = torch.arange(50.0, 50.0 + len(places)).view(1, -1, 1)
     values[:, 0] = 100.0  # forced, in another group
-    yield Call(values, spec.topk, torch.full((5,), 900).int(), 1, 2, family="halves")
+    yield Call(values, spec.topk, torch.full((5,), blocks).int(), 1, 2, family="halves")
+    for lengths in ([4200, 256, 257, 3000, 30], [4200, 258, 259, 128, 0]):  # short beside long
+        for kind in ("normal", "some_nan"):
+            rows = torch.tensor(lengths).int()
+            yield Call(draw(kind, shape), spec.topk, rows, 1, 2, family="halves")
 
 
 def _make_call(spec: TopKSelectSpec, number: int, kind: str, shape, family: str) -> Call:

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from dispatch import kernel_of
 from guards import LAYOUTS, check
 from scores import (
     BFLOAT,
@@ -56,6 +57,23 @@ def test_any_row_pitch_gives_the_answer(device, pitch):
     tall = draw("normal", (2, 40, 70 + pitch), seed=pitch, device=device)
     slice_p = tall[..., :70].permute(0, 2, 1)
     assert torch.equal(msa_topk_select(slice_p, 16), check(slice_p.contiguous(), 16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("past", range(9))
+@pytest.mark.parametrize("layout", ["s_contiguous", "p_contiguous"])
+@pytest.mark.parametrize("spec", [LOCAL, HALF, BFLOAT], ids=str)
+def test_lines_may_start_anywhere_in_16_bytes(spec, layout, past):
+    """Many rows, which are copied in such chunks, by each of the kernels for them."""
+    device = torch.device("cuda")
+    topk, dtype, begin, end = spec
+    blocks, count = 545 + past, 3200 + past
+    for heads in (2, 3, 4):
+        assert kernel_of(topk, (heads, blocks, count), layout).startswith("RowPerLane")
+        gen = generator(heads, device)
+        values = draw(MIXTURE, (heads, blocks, count), dtype, gen)
+        extents = draw_extent("long", blocks, count, 0, gen)
+        check(values, topk, extents, begin, end, layout=layout, offset=past * heads % 5)
 
 
 def test_slices_of_each_axis_are_read_through_their_strides(device):

@@ -18,12 +18,24 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstddef>
+
 #define FLASHINFER_MSA_DEVICE __device__ __forceinline__
 #define FLASHINFER_MSA_PRAGMA(text) _Pragma(#text)
 #define FLASHINFER_MSA_UNROLL _Pragma("unroll")
 #define FLASHINFER_MSA_UNROLL_BY(n) FLASHINFER_MSA_PRAGMA(unroll n)
 
 namespace flashinfer_msa {
+
+// Bytes of shared memory that a thread block of the kernel takes for a call.
+template <class Kernel, class ParamsT>
+auto storage_of(const ParamsT& p, int) -> decltype(Kernel::storage_of(p)) {
+  return Kernel::storage_of(p);
+}
+template <class Kernel, class ParamsT>
+size_t storage_of(const ParamsT&, long) {
+  return sizeof(typename Kernel::Storage);
+}
 
 FLASHINFER_MSA_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 FLASHINFER_MSA_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) & 31; }
@@ -227,7 +239,8 @@ FLASHINFER_MSA_DEVICE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;" ::"r"(address), "l"(from)
+                 : "memory");
   }
 }
 // Closes a group of the thread's copies.

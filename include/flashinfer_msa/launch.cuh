@@ -73,14 +73,14 @@ cudaError_t prepare_kernel() {
                               static_cast<int>(sizeof(typename Kernel::Storage)));
 }
 
-// What a launch of the kernel needs, whatever the call.
+// What a launch of the kernel needs.
 template <class Kernel>
 class LaunchConfig {
  public:
-  explicit LaunchConfig(dim3 grid) {
+  explicit LaunchConfig(dim3 grid, size_t storage = sizeof(typename Kernel::Storage)) {
     config_.gridDim = grid;
     config_.blockDim = dim3(Kernel::kThreads);
-    config_.dynamicSmemBytes = sizeof(typename Kernel::Storage);
+    config_.dynamicSmemBytes = storage;
     config_.attrs = attributes_;
     if constexpr (Kernel::kShares > 1) {
       add(cudaLaunchAttributeClusterDimension).clusterDim = {Kernel::kShares, 1, 1};
@@ -117,7 +117,7 @@ cudaError_t expect_clusters(int32_t& features) {
 template <class Kernel>
 cudaError_t launch_kernel(const Params& params, cudaStream_t stream) {
   const Grid grid = Kernel::grid(params);
-  LaunchConfig<Kernel> config(dim3(grid.x, grid.y));
+  LaunchConfig<Kernel> config(dim3(grid.x, grid.y), storage_of<Kernel>(params, 0));
   if (params.has(Params::kDependentLaunch)) {
     config.add(cudaLaunchAttributeProgrammaticStreamSerialization)
         .programmaticStreamSerializationAllowed = 1;

@@ -32,6 +32,13 @@ struct ManyRowsKernels {
   using Wide = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 2 : 1>;
   using Wider = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 3 : 1>;
 
+  template <class Kernel>
+  static constexpr bool fit_processor(int blocks) {  // of an H200, where lines are aligned
+    return blocks * (sizeof(typename Kernel::Aligned::Storage) + 1024) <= 228 * 1024;
+  }
+  static_assert(!kNarrow || (fit_processor<Lean>(8) && fit_processor<Wide>(3)),
+                "what the bounds below were measured with");
+
   static constexpr int kWideWarps = 265;  // of 32 rows each, from which Wide,
   static constexpr int kLeanWarps = 400;  // and from which Lean wins
 

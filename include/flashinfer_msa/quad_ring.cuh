@@ -88,11 +88,17 @@ struct QuadRing {
 
   // Score by score; a row that does not exist gets those of the last that does.
   FLASHINFER_MSA_DEVICE void copy_edge(int t) const {
+    constexpr int kAtOnce = 8;
+    constexpr int kStep = Quads::kMembers;
     const int row = Quads::row() < rows_ ? Quads::row() : rows_ - 1;
-    const Score* from = next_ - line() * block_stride_ - at() + row;
-    FLASHINFER_MSA_UNROLL_BY(4)
-    for (int b = Quads::member(); b < kBlocks; b += Quads::kMembers) {
-      copy_score(&storage_.tile[t][index(b, Quads::row())], from + b * block_stride_, b < blocks_);
+    const Score* from = next_ + (Quads::member() - line()) * block_stride_ - at() + row;
+    const int64_t stride = kStep * block_stride_;
+    FLASHINFER_MSA_UNROLL_BY(1)
+    for (int b = Quads::member(); b < kBlocks; b += kAtOnce * kStep, from += kAtOnce * stride) {
+      copy_scores<kAtOnce>(from, stride, [&](int i) -> ScorePlace<Score> {
+        const int block = b + i * kStep;
+        return {&storage_.tile[t][index(block, Quads::row())], block < blocks_, 0};
+      });
     }
   }
 

@@ -21,8 +21,9 @@
 
 namespace flashinfer_msa {
 
-template <class PolicyT, bool kBlocksTogether, int kWarpsT, int kTilesT>
-struct RowPerLane {
+// kAnyStart: for lines of tokens that may start anywhere in 16 bytes.
+template <class PolicyT, bool kBlocksTogether, int kWarpsT, int kTilesT, bool kAnyStart>
+struct RowPerLaneOf {
   using Policy = PolicyT;
   using Score = typename Policy::Score;
   static constexpr int kWarps = kWarpsT;
@@ -43,7 +44,7 @@ struct RowPerLane {
                 "the first threshold is no more than a third passes");
 
   using Slice = WarpSlice<kWarps>;
-  using Ring = TileRing<Score, kBlocksTogether, kTiles>;
+  using Ring = TileRing<Score, kBlocksTogether, kTiles, kAnyStart>;
   using List = LaneList<2 * kWidth, kWidth>;
   static constexpr int kAtOnce = List::kStep;  // candidates of a tile that are listed at once
   // Tiles that are copied before the extents are known.
@@ -52,7 +53,7 @@ struct RowPerLane {
   using Merge = LaneMerge<kWarps, kWidth>;
   struct Storage {
     union {
-      TileRingStorage<Score, kTiles> ring[kWarps];
+      typename Ring::Storage ring[kWarps];
       int32_t answer[kWarpSize][Policy::kTopK + 1];  // one column of padding: no bank conflicts
     };
     typename List::Storage list[kWarps];
@@ -72,12 +73,12 @@ struct RowPerLane {
     const int limit = Row<Policy>::limit(params, token);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
     // As if some row had all blocks: where slices begin depends on the extents.
-    const int tiles = Slice::tiles_for(params.blocks);
+    const int tiles = Slice::tiles_for(params.blocks + Ring::most_late(params));
     if (kWarps > 1) ring.skip(warp_index() * tiles);
     copy_first(ring, 0, kAhead, tiles);
     const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
-    const Slice slice(row, wanted);
+    const Slice slice(row, ring.blocks_late(), wanted);
     if (kWarps > 1 && slice.tiles != tiles) {
       ring.skip(slice.first / kTileBlocks - warp_index() * tiles - kAhead);
       wait_copies<0>();
@@ -120,7 +121,7 @@ struct RowPerLane {
         }
       }
     }
-    choose(row, list, slice.first, wanted);
+    choose(row, list, slice.first - ring.blocks_late(), wanted);
     sync_block();
     write(head, first_token);
   }
@@ -298,6 +299,35 @@ struct RowPerLane {
     for (int i = 0; i < kWarpSize; i += kRows, to += kRows * row_stride) {
       if (i + row < rows) *to = smem.answer[i + row][slot];
     }
+  }
+};
+
+// Which of the two it is, the call tells: lines that may start anywhere need more room and steps,
+// from which those that are aligned would take a sixth longer.
+template <class PolicyT, bool kBlocksTogether, int kWarps, int kTiles>
+struct RowPerLane {
+  using Policy = PolicyT;
+  static constexpr bool kAnyStart = !kBlocksTogether && Policy::kTopK <= 16;  // wider lack the room
+  using Aligned = RowPerLaneOf<Policy, kBlocksTogether, kWarps, kTiles, false>;
+  using AnyStart = RowPerLaneOf<Policy, kBlocksTogether, kWarps, kTiles, kAnyStart>;
+  static constexpr int kThreads = Aligned::kThreads;
+  static constexpr int kShares = Aligned::kShares;
+  union Storage {
+    typename Aligned::Storage aligned;
+    typename AnyStart::Storage any_start;
+  };
+
+  const Params& params;
+  Storage& smem;
+
+  static Grid grid(const Params& p) { return Aligned::grid(p); }
+  static size_t storage_of(const Params& p) {
+    return kAnyStart && !p.aligned ? sizeof(Storage) : sizeof(typename Aligned::Storage);
+  }
+
+  FLASHINFER_MSA_DEVICE void run() {
+    if (kAnyStart && !params.aligned) return AnyStart{params, smem.any_start}.run();
+    Aligned{params, smem.aligned}.run();
   }
 };
 

@@ -7,6 +7,8 @@
 //  2. Blocks that reach it are listed, without their scores: the few of those are read once more.
 //  3. One warp a row chooses among what is listed, and writes.
 // Where more reach the bound than a list has room for, RowsPerBlock or RowsInSlices takes over.
+// Where none of the rows is so long after all, RowsPerBlock does, and where all are short, or one
+// is beside longer ones, a warp a row. Thread blocks of a cluster may share the rows (kSharesT).
 #pragma once
 
 #include <type_traits>
@@ -33,6 +35,12 @@ struct RowsByHalves {
   static constexpr int kPart = ScoreHalves::kItems;  // that are read at once
   static constexpr int kParts = kItems / kPart;
   static_assert(kItems % kPart == 0, "whole parts");
+  static constexpr int kAtOnce = kParts == 2 ? 2 : 1;  // parts on their way, as registers allow
+  static constexpr int kAhead = 4;                     // that are read before the extents are known
+  using Short = ShortRow<Policy, kParts == 1 ? 4 : 8>;
+  // Blocks up to which a row has a warp of its own beside longer ones: it would lie in so few
+  // lanes that their leaders make no good bound.
+  static constexpr int kFew = kParts == 1 ? 0 : Short::kBlocks;
   using Leaders = GroupLeaders<Group, kWarps, groups_per_lane(Policy::kTopK)>;
   static constexpr int kCapacity = 256;
   using Candidates = CandidateList<Policy::kTopK, kCapacity, has_many_rows(kRows)>;
@@ -46,16 +54,20 @@ struct RowsByHalves {
                 "it takes over as it is");
   struct Own {
     union {
-      Candidates candidates[kRows];
-      typename ShortRow<Policy>::Storage short_row[kRows];
-    };
+      Candidates candidates;
+      typename Short::Storage short_row;
+    } row[kRows];
     typename Leaders::Storage leaders;
     float bound[kRows];
     int32_t count[kWarps][kRows];
     typename Share::Storage share;
   };
+  // For rows that its registers hold, beside Other's code. Of scores that become others fewer.
+  static constexpr int kFewerItems = kParts == 2 && sizeof(Score) < sizeof(float) ? 16 : kPart;
+  using Fewer = RowsPerBlock<Policy, kRows, kWarps, kFewerItems>;
   union Storage {
     Own own;
+    typename Fewer::Storage fewer;
     typename Other::Storage other;
   };
 
@@ -74,23 +86,38 @@ struct RowsByHalves {
     const Score* next = RowScores<Policy>(params, head, token).of(first);
     wait_for_producer(next);
     const int limit = Row<Policy>::limit(params, token);
-    const int stride = in_register(static_cast<int>(params.block_stride));
-    ScoreHalves part[kParts];
-    read(next, stride, params.blocks - first, part[0]);  // before the extents are known
+    const int small_stride = static_cast<int>(params.block_stride);
+    // Whichever of the two does not spill.
+    const int stride = sizeof(Score) == 4 ? in_register(small_stride) : small_stride;
+    float score[kAtOnce][kPart];
+    read<0, kAhead>(next, stride, params.blocks - first, score[0]);  // before the extents are known
     const Row<Policy> row = Row<Policy>::of_limit(params, limit);
-    const int wanted = Policy::wanted(params);
-    if (warp_max(row.end) <= ShortRow<Policy>::kBlocks) {
+    const int longest = warp_max(row.end);
+    if (longest <= Short::kBlocks) {
       if (Share::share() > 0) return;
-      return ShortRow<Policy>::template run_rows<Group, kWarps>(params, head, first_token, row,
-                                                                smem.own.short_row);
+      return Group::template for_each_row<kWarps>(
+          [&](int r) { write_short(head, first_token + r, Group::of_row(row, r), r); });
     }
-    const int begin = row.begin - first, end = row.end - first;
+    if constexpr (kShares == 1) {
+      if (longest <= Fewer::kBlocks) return Fewer{params, smem.fewer}.run();
+    }
+    const int end = (row.end <= kFew ? 0 : row.end) - first;
+    ScoreHalves part[kParts];
     FLASHINFER_MSA_UNROLL
-    for (int i = 1; i < kParts; ++i) {
-      read(next + int64_t{i * kPart} * stride, stride, end - i * kPart, part[i]);
+    for (int p = 0; p < kParts; p += kAtOnce) {
+      FLASHINFER_MSA_UNROLL
+      for (int i = p; i < p + kAtOnce; ++i) {
+        if (i == 0) read<kAhead, kPart>(next, stride, end, score[0]);
+        if (i > 0) read<0, kPart>(next, stride, end - i * kPart, score[i - p]);
+        next += int64_t{kPart} * stride;  // step by step: a product more would spill
+      }
+      if (p == 0) hide_from(end, score[0]);
+      FLASHINFER_MSA_UNROLL
+      for (int i = p; i < p + kAtOnce; ++i) take(score[i - p], part[i]);
     }
     static_assert(Policy::kTopK <= kPart, "a forced block is in the first part");
-    const bool is_whole = begin <= 0 && end >= kPart;
+    const int begin = row.begin - first, wanted = Policy::wanted(params);
+    const bool is_whole = begin <= 0;
     const HalfPair least = first_bound(part, is_whole ? 0 : 1, wanted);
     uint32_t marks[kParts];
     int count = 0;
@@ -108,10 +135,12 @@ struct RowsByHalves {
     if constexpr (kShares == 1) {
       Group::template for_each_row<kWarps>([&](int r) {
         if (first_token + r >= params.tokens) return;
+        const Row<Policy> mine = Group::of_row(row, r);
+        if (mine.end <= kFew) return write_short(head, first_token + r, mine, r);
         const int total = warp_shuffle(all, r);
         read_again(head, first_token + r, r, total);
-        smem.own.candidates[r].write_best(RowWriter<Policy>(params, head, first_token + r),
-                                          Group::of_row(row, r), total, wanted);
+        smem.own.row[r].candidates.write_best(RowWriter<Policy>(params, head, first_token + r),
+                                              mine, total, wanted);
       });
     } else {
       const Share share{smem.own.share};
@@ -120,7 +149,7 @@ struct RowsByHalves {
         if (is_full) return share.give_up(r);
         const int total = warp_shuffle(all, r);
         read_again(head, existing_token(params, first_token + r), r, total);
-        share.send(r, smem.own.candidates[r], total, wanted);
+        share.send(r, smem.own.row[r].candidates, total, wanted);
       });
       Share::exchange();
       if (FLASHINFER_MSA_UNLIKELY(share.someone_gave_up())) return run_other();
@@ -137,7 +166,7 @@ struct RowsByHalves {
 
   // Lists the blocks of the lane's marks, the first of which is the row's `before`-th.
   FLASHINFER_MSA_DEVICE void list(uint32_t (&marks)[kParts], int first, int before) {
-    int32_t* to = &smem.own.candidates[Group::row()].block[before];
+    int32_t* to = &smem.own.row[Group::row()].candidates.block[before];
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kParts; ++i) {
       for (; marks[i] != 0; ++to) {
@@ -148,23 +177,37 @@ struct RowsByHalves {
     }
   }
 
+  // One warp: a short row, the group's r-th, if it exists.
+  FLASHINFER_MSA_DEVICE void write_short(int head, int token, const Row<Policy>& row, int r) {
+    if (token < params.tokens) Short::run(params, head, token, row, smem.own.row[r].short_row);
+  }
+
   // One warp: the scores of the blocks that are listed of row `r`.
   FLASHINFER_MSA_DEVICE void read_again(int head, int token, int r, int total) {
     const RowScores<Policy> scores(params, head, token);
-    Candidates& list = smem.own.candidates[r];
+    Candidates& list = smem.own.row[r].candidates;
     for (int i = lane_index(); i < total; i += kWarpSize) {
       list.score[i] = load_score(scores.of(list.block[i]));
     }
   }
 
-  // Reads scores of a stretch, of which `items` exist.
+  // Reads some scores of a stretch, of which `items` exist.
+  template <int kBegin, int kEnd>
   static FLASHINFER_MSA_DEVICE void read(const Score* next, int stride, int items,
-                                         ScoreHalves& part) {
-    float score[kPart];
+                                         float (&score)[kPart]) {
     FLASHINFER_MSA_UNROLL
-    for (int i = 0; i < kPart; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
       score[i] = load_score_if(i < items, next + int64_t{i} * stride);
     }
+  }
+  // Of those that were read ahead, hides what lies past the row's end.
+  static FLASHINFER_MSA_DEVICE void hide_from(int end, float (&score)[kPart]) {
+    FLASHINFER_MSA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (i >= end) score[i] = no_score();
+    }
+  }
+  static FLASHINFER_MSA_DEVICE void take(float (&score)[kPart], ScoreHalves& part) {
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kPart; ++i) score[i] = nan_as_infinity(score[i]);
     part.take(score);
@@ -196,7 +239,7 @@ struct RowsByHalves {
     leaders.put(leader);
     sync_block();
     Group::template for_each_row<kWarps>([&](int r) {
-      const float bound = leaders.bound(r, wanted, smem.own.candidates[r].room);
+      const float bound = leaders.bound(r, wanted, smem.own.row[r].candidates.room);
       if (lane_index() == 0) smem.own.bound[r] = least_half_reaching(bound);
     });
     sync_block();

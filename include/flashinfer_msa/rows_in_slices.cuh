@@ -209,27 +209,39 @@ struct RowsInSlices {
   // Lists what of a tile reaches `least`. `block`: the lane's first of the tile.
   static FLASHINFER_MSA_DEVICE void take(const Ring& ring, int place, int block, int begin, int end,
                                          int wanted, float& least, List& list) {
-    const uint32_t here = find_reaching(ring, place, begin, end, least);
-    if (!warp_any(here != 0)) return;
-    int all = 0;
-    const int before = Quads::sum_before(count_bits(here), all);
-    if (!warp_any(list.total + all > List::kCapacity)) {
-      put(ring, place, block, here, list.total + before, list);
-      list.total += all;
-      return;
-    }
-    // Too many: member after member, the list cut back before each.
+    uint32_t here = find_reaching(ring, place, begin, end, least);
+    if (append(ring, place, block, here, list)) return;
+    // Too many, be it of earlier tiles: then it is enough to cut the list back.
+    const auto cut = [&] {
+      least = larger(least, least_exceeding(list.shrink(wanted)));
+      here = find_reaching(ring, place, begin, end, least);
+    };
+    cut();
+    if (append(ring, place, block, here, list)) return;
+    // Of this tile: member after member, the list cut back before each.
     FLASHINFER_MSA_UNROLL_BY(1)
     for (int m = 0; m < Quads::kMembers; ++m) {
-      const float worst = list.shrink(wanted);
-      least = larger(least, least_exceeding(worst));
-      const uint32_t left = find_reaching(ring, place, begin, end, least);
-      const uint32_t some = Quads::member() == m ? left : 0;
-      const int at = list.total + Quads::sum_before(count_bits(some), all);
-      put(ring, place, block, some, at, list);
+      if (m > 0) {
+        sync_warp();
+        cut();
+      }
+      int all = 0;
+      const uint32_t some = Quads::member() == m ? here : 0;
+      put(ring, place, block, some, list.total + Quads::sum_before(count_bits(some), all), list);
       list.total += all;
-      sync_warp();
     }
+  }
+
+  // Lists all of that, or answers false, and lists none, if the list has no room.
+  static FLASHINFER_MSA_DEVICE bool append(const Ring& ring, int place, int block, uint32_t items,
+                                           List& list) {
+    if (!warp_any(items != 0)) return true;
+    int all = 0;
+    const int before = Quads::sum_before(count_bits(items), all);
+    if (warp_any(list.total + all > List::kCapacity)) return false;
+    put(ring, place, block, items, list.total + before, list);
+    list.total += all;
+    return true;
   }
 
   static FLASHINFER_MSA_DEVICE void put(const Ring& ring, int place, int block, uint32_t items,

@@ -7,9 +7,9 @@
 
 namespace flashinfer_msa {
 
-template <class Policy>
+template <class Policy, int kItemsT = 4>
 struct ShortRow {
-  static constexpr int kItems = 4;  // scores a lane
+  static constexpr int kItems = kItemsT;  // scores a lane
   static constexpr int kBlocks = kItems * kWarpSize;
   using Select = BlockSelect<Policy::kTopK, 1, kItems>;
   using Storage = typename Select::Storage;

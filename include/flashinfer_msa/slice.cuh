@@ -17,12 +17,12 @@ struct WarpSlice {
   int begin, end;  // of the lane's middle, counted from there
 
   template <class RowT>
-  FLASHINFER_MSA_DEVICE WarpSlice(const RowT& row, int wanted) {
-    last = warp_max(row.end);
+  FLASHINFER_MSA_DEVICE WarpSlice(const RowT& row, int late, int wanted) {
+    last = warp_max(late + row.end);
     tiles = tiles_for(last);
     first = warp_index() * tiles * kTileBlocks;
-    begin = row.begin - first;
-    end = wanted > 0 ? row.end - first : begin;
+    begin = late + row.begin - first;
+    end = wanted > 0 ? late + row.end - first : begin;
   }
 
   // Tiles of a slice, where there are so many blocks.

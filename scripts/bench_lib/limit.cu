@@ -55,9 +55,9 @@ template <int kWarps, int kTiles>
 struct ReadTiles {
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kShares = 1;
-  using Ring = TileRing<float, false, kTiles>;
+  using Ring = TileRing<float, false, kTiles, false>;
   struct Storage {
-    TileRingStorage<float, kTiles> ring[kWarps];
+    typename Ring::Storage ring[kWarps];
   };
   const Params& params;
   Storage& smem;

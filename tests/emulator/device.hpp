@@ -307,6 +307,16 @@ cudaError_t expect_clusters(int32_t&) {
   return cudaSuccess;
 }
 
+// Bytes of shared memory that a thread block of the kernel takes for a call.
+template <class Kernel, class ParamsT>
+auto storage_of(const ParamsT& p, int) -> decltype(Kernel::storage_of(p)) {
+  return Kernel::storage_of(p);
+}
+template <class Kernel, class ParamsT>
+size_t storage_of(const ParamsT&, long) {
+  return sizeof(typename Kernel::Storage);
+}
+
 template <class Kernel, class ParamsT>
 cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
   const auto body = [](const void* params, void* storage) {
@@ -315,7 +325,7 @@ cudaError_t launch_kernel(const ParamsT& params, cudaStream_t) {
   };
   const auto grid = Kernel::grid(params);
   emulator::launch({emulator::name_of<Kernel>(), grid.x, grid.y, Kernel::kShares, Kernel::kThreads,
-                    sizeof(typename Kernel::Storage), alignof(typename Kernel::Storage), &params,
+                    storage_of<Kernel>(params, 0), alignof(typename Kernel::Storage), &params,
                     sizeof(params), body});
   return cudaSuccess;
 }
