@@ -13,8 +13,8 @@ from bench_lib.measure import Row
 
 _HOST_TARGETS = {"call with output": 4.0, "call without output": 8.0}
 _HOSTILE_LIMIT = 3.0
-_SHORT_LIMIT = 1.2
-_MIXED_LIMIT = 1.0
+_SHORT_LIMIT = 1.5  # narrow scores are read while their extents are; wide ones when those are known
+_MIXED_LIMIT = 1.1  # the longest is among them, and runs differ
 _GEOMEAN_TARGET = 1.5
 
 
