@@ -33,12 +33,12 @@ LONG_ROWS = (
 # A lane a row has kernels of its own for each order of memory: S, tokens together; P, blocks.
 MANY_ROWS = (
     "RowPerQuad",
-    *(f"RowPerLane {size} {order}" for order in "SP" for size in ("Lean", "Wide")),
+    *(f"RowPerLane {size} {order}" for order in "SP" for size in ("Lean", "Wide", "Sixteen")),
 )
 NARROW_ONLY = (
     "RowsPerBlock ManyUpTo4096",
     "RowsByHalves ManyUpTo8192",
-    "RowPerLane Wider S", "RowPerLane Wider P",
+    "RowPerLane Wider S", "RowPerLane Wider P", "RowPerLane Eight P",
 )  # fmt: skip
 WIDEST_MANY_ROWS = 32  # topk
 WIDEST_HALVES = 32
@@ -47,13 +47,13 @@ NARROW = 16  # topk; the most for which there are all kernels
 # The first number on the far side of every bound. Of blocks: what the registers of a kernel for few
 # rows hold ends before all but one of them, RowPerQuad before 129 and 257.
 BLOCK_BOUNDS = (129, 257, 385, 513, 1025, 2049, 4097, 8193, 16_385, 32_769)
-# Of 32 rows of a head: then RowPerLane is Wide, Lean; RowPerQuad takes up to 256 blocks from the
-# second on, and no longer from the third.
-WARP_BOUNDS = (265, 400, 700)
+# Of 32 rows of a head: then RowPerLane is Sixteen (before, where blocks lie together, Eight),
+# Wider, Wide, Lean; RowPerQuad takes up to 256 blocks from where it is Lean to the last of these.
+WARP_BOUNDS = (67, 133, 265, 400, 700)
 FIRST_ROWS = tuple(32 * (warps - 1) + 1 for warps in WARP_BOUNDS)  # of one head, that take so many
 ROW_BOUNDS = (
     16, 24, 31, 64, 65, 67, 121, 128, 129, 193, 241, 384, 512, 529, 768,
-    2304, 3072, 4096, 5632, 7168, *FIRST_ROWS[:2],
+    1057, 1792, 2304, 3072, 4096, 5632, 7168, *FIRST_ROWS[:4],
 )  # fmt: skip
 CLUSTERS = 2  # Params::kClusters of row.cuh: the GPU can let thread blocks share rows
 CLUSTERS_AT_ONCE = {8: 15, 4: 30, 2: 66}  # by thread blocks of one
@@ -69,22 +69,30 @@ def kernel_of(topk: int, shape: Shape, layout: str = "s_contiguous", clusters: b
 
 
 def kernel_of_strides(
-    topk: int, shape: Shape, strides: tuple[int, int, int], clusters: bool = True
+    topk: int,
+    shape: Shape,
+    strides: tuple[int, int, int],
+    clusters: bool = True,
+    chunk: int = 4,
 ) -> str:
-    """Return which kernel serves scores of a shape and strides, with or without clusters."""
+    """Return which kernel serves scores of a shape and strides, with or without clusters.
+
+    The first starts at a multiple of 16 bytes, which hold `chunk` scores.
+    """
     heads, blocks, tokens = shape
     rows = heads * tokens
     together = strides[2] == 1  # the tokens
     steps_far = strides[1] > 2**31 - 1
     warps = heads * -(-tokens // 32)
     adjacent = together and not steps_far
-    if topk <= WIDEST_MANY_ROWS and rows >= least_many_rows(blocks, adjacent):
-        is_some = WARP_BOUNDS[1] <= warps < WARP_BOUNDS[2]
+    aligned = strides[0] % chunk == 0 and strides[1 if together else 2] % chunk == 0
+    if topk <= WIDEST_MANY_ROWS and rows >= least_many_rows(blocks, adjacent, aligned):
+        is_some = WARP_BOUNDS[3] <= warps < WARP_BOUNDS[4]
         if adjacent and blocks <= (256 if is_some else 128):
             return "RowPerQuad"
-        widest = "Wider" if topk <= NARROW else "Wide"
-        size = "Lean" if warps >= WARP_BOUNDS[1] else "Wide" if warps >= WARP_BOUNDS[0] else widest
-        return f"RowPerLane {size} {'S' if together else 'P'}"
+        return (
+            f"RowPerLane {_size_of_lanes(topk, warps, blocks, together)} {'S' if together else 'P'}"
+        )
     if adjacent and tokens >= TOKEN_BOUND:
         if blocks <= 512 and rows >= 64:
             many = "Many" if rows >= 768 else ""
@@ -97,6 +105,13 @@ def kernel_of_strides(
         wanted = 2 if blocks <= 16_384 else 4 if blocks <= 32_768 else 8
         return _shared("RowPerBlock Longer", min(most, wanted) if clusters else 1)
     return f"RowPerBlock UpTo{next(end for end in ENDS if blocks <= end)}"
+
+
+def _size_of_lanes(topk: int, warps: int, blocks: int, together: bool) -> str:
+    """Return the size of RowPerLane for so many warps of 32 rows."""
+    eight, wider = ("Eight", "Wider") if topk <= NARROW else ("Sixteen", "Wide")
+    sizes = ("Sixteen" if together else eight, "Sixteen", wider, "Wide", "Lean")
+    return sizes[max(2 * (blocks <= 512), sum(warps >= bound for bound in WARP_BOUNDS[:4]))]
 
 
 def _kernel_of_long_rows(topk: int, shape: Shape, clusters: bool) -> str:
@@ -134,11 +149,12 @@ def least_some_rows(blocks: int, block_stride: int, clusters: bool) -> int:
     return 31 if block_stride >= LINE_BOUND and blocks > 16_384 else 65
 
 
-def least_many_rows(blocks: int, adjacent: bool) -> int:
+def least_many_rows(blocks: int, adjacent: bool, aligned: bool) -> int:
     """Return from how many rows on a lane or a quad of lanes takes one."""
     if not adjacent:
-        return 4096 if blocks <= 2048 else 2304
-    return next((n for end, n in ((128, 5632), (384, 7168), (512, 3072)) if blocks <= end), 2304)
+        return 4096 if blocks <= 1024 else 1792 if blocks <= 2048 else 512
+    longer = 1057 if aligned or not 1024 < blocks <= 8192 else 2304
+    return next((n for end, n in ((128, 5632), (384, 7168), (512, 3072)) if blocks <= end), longer)
 
 
 def kernels(topk: int) -> tuple[str, ...]:

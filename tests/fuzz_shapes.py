@@ -14,6 +14,7 @@ RARE = (
     ((128, 600), (2049, 4100)), ((24, 100), (4097, 8192)), ((384, 520), (4090, 8200)),
     ((121, 190), (4097, 8192)), ((193, 380), (4097, 8192)),
     ((241, 528), (8193, 8800)), ((530, 540), (8193, 8800)), ((768, 900), (385, 512)),
+    ((2120, 2600), (1026, 1100)),
 )  # fmt: skip
 FEW_TOKENS = 0.25  # of those: as many warps as the largest calls have, in small ones
 
@@ -58,7 +59,7 @@ def crowded_shape(rng: random.Random, max_scores: int) -> Shape:
 def rare_shape(rng: random.Random, max_scores: int) -> Shape:
     """Draw a shape for one of the kernels that are met least."""
     if rng.random() < 1 / (1 + len(RARE)):  # for RowPerLane, five of its lanes
-        heads, tokens = WARP_BOUNDS[2] + rng.randint(20, 40), 5
+        heads, tokens = WARP_BOUNDS[-1] + rng.randint(20, 40), 5
         blocks = 1536 + rng.randint(-9, 9)
     else:
         row_range, block_range = rng.choice(RARE)

@@ -47,6 +47,7 @@ TOKENS = (33, 1, 31, 32, 64, 40)
 # More tokens than kinds of scores, in a number that no kernel's thread blocks are filled by.
 MIXED = 21
 SOME_BLOCKS = (40, 129, 300, 500, 512, 600, 2048, 2049, 4200, 8200)
+LANE_FAMILIES = ("many", "lean", "wide", "wider", "sixteen", "eight")
 LANE_BLOCKS = (20, 128, 129, 300, 1100)
 # Of equal scores above all others: lists just as long as fits, and one longer.
 PLATEAUS = (1, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193,
@@ -56,7 +57,7 @@ PLATEAU_SHAPES = (
     ("some_many", 700), ("some", 2200), ("some_many", 2200), ("slices", 2200), ("halves", 2200),
     ("halves_many", 2200), ("few2", 600), ("some4", 700), ("slices2", 2200), ("slices8", 2200),
     ("halves4", 2200),
-    ("many", 180), ("lean", 300), ("wide", 300), ("wider", 300),
+    ("many", 180), ("lean", 300), ("wide", 300), ("wider", 300), ("sixteen", 300), ("eight", 300),
 )  # fmt: skip
 # (heads, blocks, tokens) at which the dispatch changes its mind, and tokens that lie together:
 DISPATCH = (
@@ -71,7 +72,8 @@ DISPATCH = (
 )  # fmt: skip
 # Of the first spec alone; all but the first blocks are past the extent, to save time.
 DISPATCH_MANY = (
-    (1, 257, 7167), (1, 257, 7168), (1, 385, 3071), (1, 385, 3072), (1, 513, 2304),
+    (1, 257, 7167), (1, 257, 7168), (1, 385, 3071), (1, 385, 3072), (1, 513, 1056), (1, 513, 1057),
+    (133, 385, 24),
     (1, 8193, 120), (1, 8193, 121), (1, 8193, 241), (1, 8193, 529),
     (266, 385, 12), (400, 256, 18), (400, 257, 18), (700, 256, 11),
 )  # fmt: skip
@@ -171,7 +173,7 @@ def many_calls(spec: TopKSelectSpec) -> list[Call]:
         for number, blocks in enumerate(MANY_BLOCKS)
     ]
     calls = [make_call(spec, 1000 + i, shape, "many") for i, shape in share(spec, shapes)]
-    lanes = itertools.product(("many", "lean", "wide", "wider"), LANE_BLOCKS)
+    lanes = itertools.product(LANE_FAMILIES, LANE_BLOCKS)
     for i, (family, blocks) in share(spec, lanes):
         calls += [make_call(spec, 1500 + i, (2, blocks, MIXED), family)]
     # Lines of memory that are aligned, and a block more or fewer than whole tiles of them.
@@ -179,7 +181,7 @@ def many_calls(spec: TopKSelectSpec) -> list[Call]:
         call = make_call(spec, 2000 + blocks, (1, blocks, 37), "many")
         layout = layout if blocks == 96 else layout.replace("contiguous", "padded")
         calls.append(replace(call, layout=layout, offset=0))
-    return [*calls, *plateau_calls(spec, ("many", "lean", "wide", "wider"))]
+    return [*calls, *plateau_calls(spec, LANE_FAMILIES)]
 
 
 def plateau_calls(spec: TopKSelectSpec, families) -> Iterator[Call]:
@@ -207,6 +209,8 @@ def dispatch_calls(spec: TopKSelectSpec) -> Iterator[Call]:
     calls += [(shape, "s_contiguous") for shape in DISPATCH]
     if has_many_rows(spec):
         calls += [((2, 20, 2048), "p_contiguous"), ((1, 20, 4095), "p_padded")]
+        calls += [((133, 20, 31), "p_padded")]
+        calls += [((1, 1030, tokens), "p_contiguous") for tokens in (1792, 2113)]
         calls += [((820, 20, 5), "p_contiguous"), ((266, 20, 17), "p_contiguous")]
     for number, (shape, layout) in enumerate(calls):
         call = make_call(spec, 3000 + number, shape, "dispatch")

@@ -48,6 +48,9 @@ SHAPES = {
     "some4": ((1, 600, 6), (2, 300, 3)),
     "halves4": ((1, 2300, 9),),
     "slices2": ((1, 300, 9), (1, 2300, 9)),
+    "wider": ((2, 70, 40), (1, 300, 33), (1, 1100, 32), (1, 2000, 9)),
+    "sixteen": ((2, 70, 40), (1, 300, 33), (1, 1100, 20)),
+    "eight": ((2, 70, 40), (1, 300, 33)),
 }
 KINDS = (
     "nested", "normal", "quantised", "descending", "ascending", "some_nan", "constant", "zeros",
@@ -75,9 +78,14 @@ NEAR = {
     **dict.fromkeys(("quad_list.cuh", "quad_sort.cuh", "row_per_quad.cuh"), ("quad",)),
     "quad_ring.cuh": ("slices",),
     "slice.cuh": ("many", "lean", "slices"),
-    **dict.fromkeys(("lane_list.cuh", "lane_merge.cuh", "row_per_lane.cuh"), ("many", "lean")),
-    **dict.fromkeys(("score_pair.cuh", "tile_ring.cuh"), ("many", "lean")),
+    **dict.fromkeys(("lane_list.cuh", "lane_merge.cuh"), ("many", "lean", "wider", "eight")),
+    **dict.fromkeys(
+        ("row_per_lane.cuh", "tile_ring.cuh"), ("many", "lean", "wider", "sixteen", "eight")
+    ),
+    "score_pair.cuh": ("many", "lean"),
 }
+# Families of which wide selections lack some.
+NARROW = ("quad", "many", "lean", "wider", "sixteen", "eight", "halves_many", "halves4")
 Made = tuple[Call, torch.Tensor]  # with the right answer
 FIRST_PART = 8  # calls; each part has twice as many as the one before
 
@@ -93,7 +101,7 @@ def step(shape, dtype: torch.dtype) -> torch.Tensor:
 def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
     number = 0
     for family, shapes in SHAPES.items():
-        if spec.topk > 32 and family in ("quad", "many", "lean", "halves_many", "halves4"):
+        if spec.topk > 32 and family in NARROW:
             continue
         for kind in KINDS:
             for shape in shapes:
@@ -110,7 +118,7 @@ def make_calls(spec: TopKSelectSpec) -> Iterator[Call]:
         for shape, layout, offset in starts:
             values = -draw("normal", shape, DTYPES[spec.dtype]).abs()  # what is not copied wins
             rows = torch.full(shape[2:], shape[1]).int()
-            for family in ("many", "lean"):
+            for family in ("many", "lean", "sixteen", "eight"):
                 yield Call(values, spec.topk, rows, layout=layout, offset=offset, family=family)
 
 

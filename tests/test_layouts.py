@@ -68,7 +68,13 @@ def test_lines_may_start_anywhere_in_16_bytes(spec, layout, past):
     device = torch.device("cuda")
     topk, dtype, begin, end = spec
     blocks, count = 545 + past, 3200 + past
-    for heads in (2, 3, 4):
+    shapes = [(heads, blocks, count) for heads in (2, 3, 4)]
+    if layout == "s_contiguous":
+        shapes += [(1, blocks, 1100 + past), (3, blocks, 700 + past)]
+    else:
+        shapes += [(1, 1100 + past, 1800 + past), (2, 2050 + past, 260 + past)]
+        shapes += [(3, 1100 + past, 800 + past)]
+    for heads, blocks, count in shapes:
         assert kernel_of(topk, (heads, blocks, count), layout).startswith("RowPerLane")
         gen = generator(heads, device)
         values = draw(MIXTURE, (heads, blocks, count), dtype, gen)

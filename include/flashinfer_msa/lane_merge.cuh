@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block scope: what the warps of a thread block know together of 32 rows, of each of which lane `l`
-// of every warp has a slice. The warps' slices are in block order.
+// Block scope: what the lanes of a thread block know together of its rows, of each of which a lane
+// in every warp has a slice, or several lanes (members) have. Slices are in the order of blocks,
+// warp by warp.
 #pragma once
 
 #include "quad_sort.cuh"
 
 namespace flashinfer_msa {
 
-template <int kWarps, int kWidth>
+template <int kWarps, int kWidth, class Owners>
 struct LaneMerge {
-  static_assert(kWarps <= 4, "lists are merged in at most two rounds");
+  static constexpr int kSlices = kWarps * Owners::kMembers;
   // Warp w merges the lists of rows [kRows * w, kRows * (w + 1)): each of a row's members brings
   // the list of one slice.
-  using Group = RowGroup<kWarpSize / kWarps>;
+  using Group = RowGroup<kWarpSize / kSlices>;
   static constexpr int kRows = Group::kRows;
+  static_assert(kRows * kWarps == Owners::kRows, "each row is merged once");
   // Of two warps each keeps the lists of its own rows, which halves the room they need.
-  static constexpr bool kKeepsOwn = kWarps == 2;
+  static constexpr bool kKeepsOwn = kSlices == 2;
   static constexpr int kLine = kKeepsOwn ? kRows : kWarpSize;
 
   // What a lane knows of a row in the end.
@@ -27,19 +29,24 @@ struct LaneMerge {
   };
   struct Storage {
     float sorted[kWarps][kWidth][kLine];
-    float threshold[kWarpSize];
-    int32_t before[kWarps][kWarpSize], ties[kWarps][kWarpSize], chosen[kWarpSize];
+    float threshold[Owners::kRows];
+    int32_t before[kSlices][Owners::kRows], ties[kSlices][Owners::kRows], chosen[Owners::kRows];
   };
   Storage& storage;
 
-  // The `wanted`-th largest score over all warps' descending lists, for every warp's lane.
+  // Which of its row's slices the lane has.
+  static FLASHINFER_MSA_DEVICE int own_slice() {
+    return Owners::kMembers * warp_index() + Owners::member();
+  }
+
+  // The `wanted`-th largest score over all slices' descending lists, for every lane of the row.
   FLASHINFER_MSA_DEVICE float threshold(const float (&mine)[kWidth], int wanted) const {
     float list[kWidth];
     hand_over(mine, wanted, list);
     const float worst = least_of_top(list);
     if (Group::member() == 0) storage.threshold[row()] = worst;
     sync_block();
-    return storage.threshold[lane_index()];
+    return storage.threshold[Owners::row()];
   }
 
   // The same, and how the answer divides over the slices. `mine`: a slice's largest scores.
@@ -67,17 +74,17 @@ struct LaneMerge {
       storage.chosen[row()] = above_all + (equal_all < ties ? equal_all : ties);
     }
     sync_block();
-    const int w = warp_index(), l = lane_index();
-    return {storage.threshold[l], storage.before[w][l], storage.ties[w][l], storage.chosen[l]};
+    const int s = own_slice(), r = Owners::row();
+    return {storage.threshold[r], storage.before[s][r], storage.ties[s][r], storage.chosen[r]};
   }
 
  private:
   // Which row the lane merges.
   static FLASHINFER_MSA_DEVICE int row() { return kRows * warp_index() + Group::row(); }
 
-  // So that the members of a row read different banks.
-  static FLASHINFER_MSA_DEVICE int place(int slice, int row) {
-    return (row + kRows * slice) % kLine;
+  // Where a lane of a warp puts its list, so that the members of a row read different banks.
+  static FLASHINFER_MSA_DEVICE int place(int warp, int lane) {
+    return (lane + kRows * warp) % kLine;
   }
 
   // Brings the list of slice Group::member() of row(). Networks find the kWidth-th best of a row:
@@ -86,9 +93,9 @@ struct LaneMerge {
   FLASHINFER_MSA_DEVICE int hand_over(const float (&mine)[kWidth], int wanted,
                                       float (&list)[kWidth]) const {
     const int w = warp_index(), l = lane_index();
-    const int to = l / kRows;
+    const int to = Owners::row() / kRows;
     if (!kKeepsOwn || to != w) {
-      const int missing = to == (w ^ 1) ? kWidth - wanted : 0;
+      const int missing = own_slice() == with_missing(to) ? kWidth - wanted : 0;
       FLASHINFER_MSA_UNROLL
       for (int i = 0; i < kWidth; ++i) {
         if (i < missing) storage.sorted[w][i][place(w, l)] = infinity();
@@ -97,13 +104,18 @@ struct LaneMerge {
     }
     sync_block();
     const int slice = Group::member();
+    const int from = slice / Owners::kMembers;
+    const int at = place(from, row() + Owners::kRows * (slice % Owners::kMembers));
     FLASHINFER_MSA_UNROLL
     for (int i = 0; i < kWidth; ++i) {
       const bool own = kKeepsOwn && slice == w;
-      list[i] = own ? mine[i] : storage.sorted[slice][i][place(slice, row())];
+      list[i] = own ? mine[i] : storage.sorted[from][i][at];
     }
-    return slice == (w ^ 1) ? kWidth - wanted : 0;
+    return slice == with_missing(w) ? kWidth - wanted : 0;
   }
+
+  // The slice whose list says what is missing, of rows that a warp merges: one of another warp.
+  static FLASHINFER_MSA_DEVICE int with_missing(int warp) { return Owners::kMembers * (warp ^ 1); }
 
   // The kWidth-th largest score of a row's lists, all descending, for each of its members.
   static FLASHINFER_MSA_DEVICE float least_of_top(const float (&list)[kWidth]) {
@@ -113,8 +125,11 @@ struct LaneMerge {
     for (int i = 0; i < kHalf; ++i) {
       top[i] = larger(list[i], Group::exchange(list[kWidth - 1 - i], 1));
     }
-    if constexpr (kWarps == 4) merge_top(top);
-    return least_of_pair<Group>(top);
+    if constexpr (kSlices >= 4) merge_top<Group>(top);
+    if constexpr (kSlices >= 8) merge_top<Group, 2>(top);
+    if constexpr (kSlices >= 16) merge_top<Group, 4>(top);
+    static_assert(kSlices <= 16, "lists are merged in at most four rounds");
+    return least_of_pair<Group, kSlices <= 4 ? 1 : kSlices / 4>(top);
   }
 };
 

@@ -24,13 +24,31 @@ inline int64_t warps_of_rows(const Params& p) {
 //    2,048  1x4  34.8  34.7  35.4  36.4  38.6  46.6  53.3
 //           4x2  22.6  26.0  29.4  41.7  45.5  48.7  64.9
 //           4x3  21.9  34.0  35.0  36.8  40.8  52.5  68.4
+// Fewer rows, H = 4: the best kernel for fewer, then 4x3 of 32, 16 and 8 rows a thread block.
+//   rows    1,056                 1,152                 2,048                 4,224
+//      700  4.8  8.6  6.0  5.6    7.9  7.9  5.8  5.9    8.6  8.2  6.3  6.9      -  8.9  8.4    -
+//    2,040  6.5    -  8.7  7.5   10.2    -  8.5  8.9   12.1    -  9.3 10.0      -
+//    4,096  9.5    - 12.2  9.9   14.6    - 11.7 12.9   18.2 19.6 13.4 14.7      - 21.9 21.1    -
+//    8,192 13.8    - 19.2 14.8   20.0    - 18.7 20.9   28.4 33.3 21.8 23.8      - 38.1 35.9    -
+//   16,384 25.7    - 31.2 24.7   39.9    - 31.0 35.0   54.9    - 37.6 41.9      -
+// The same where blocks lie together:
+//   rows      512                 1,024                 1,792                 2,300
+//    1,024    -                   4.0  9.8  6.6  5.9    5.5 10.0  7.0  7.3    6.5 10.2  8.1 10.9
+//    2,048    -                   6.4 13.8  9.3  7.3    9.4 14.0  9.8  9.1   11.9 14.3 11.4 14.0
+//    4,096 11.0 21.2 13.6  9.0   20.8 21.5 13.3  9.9   35.1 21.7 14.2 12.6   44.5 22.2 16.8 19.6
+//    8,192 12.9 36.8 22.5 13.0   24.0 36.9 21.5 14.7   39.6 37.2 22.9 20.5   51.3 37.7 27.5 33.8
 template <class Policy, bool kBlocksTogether>
 struct ManyRowsKernels {
   // Selections wider than 16 need the groups of two warps, and twice the list.
   static constexpr bool kNarrow = Policy::kTopK <= 16;
+  // Where lines of fewer rows may start anywhere: what there is room for.
+  static constexpr int kAnyTiles = !kNarrow ? 1 : sizeof(typename Policy::Score) == 4 ? 2 : 3;
   using Lean = RowPerLane<Policy, kBlocksTogether, kNarrow ? 1 : 2, kNarrow ? 4 : 2>;
   using Wide = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 2 : 1>;
   using Wider = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 3 : 1>;
+  using Sixteen = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 3 : 1, 16, kAnyTiles>;
+  using Eight = RowPerLane<Policy, kBlocksTogether, 4, 3, 8>;
+  static constexpr bool kHasEight = kNarrow && kBlocksTogether;
 
   template <class Kernel>
   static constexpr bool fit_processor(int blocks) {  // of an H200, where lines are aligned
@@ -39,16 +57,28 @@ struct ManyRowsKernels {
   static_assert(!kNarrow || (fit_processor<Lean>(8) && fit_processor<Wide>(3)),
                 "what the bounds below were measured with");
 
-  static constexpr int kWideWarps = 265;  // of 32 rows each, from which Wide,
+  static constexpr int kSixteenWarps = 67;  // of 32 rows each, from which Sixteen wins over Eight,
+  static constexpr int kWiderWarps = 133;   // from which, and for so few blocks, Wider,
+  static constexpr int kShort = 512;
+  static constexpr int kWideWarps = 265;  // from which Wide,
   static constexpr int kLeanWarps = 400;  // and from which Lean wins
 
-  static cudaError_t prepare() { return prepare_kernels<Lean, Wide, Wider>(); }
+  static cudaError_t prepare() {
+    const cudaError_t error = prepare_kernels<Lean, Wide, Wider, Sixteen>();
+    if constexpr (kHasEight) return error == cudaSuccess ? prepare_kernel<Eight>() : error;
+    return error;
+  }
 
   static cudaError_t launch(const Params& params, cudaStream_t stream) {
     const int64_t warps = warps_of_rows(params);
     if (warps >= kLeanWarps) return launch_kernel<Lean>(params, stream);
     if (warps >= kWideWarps) return launch_kernel<Wide>(params, stream);
-    return launch_kernel<Wider>(params, stream);
+    if (warps >= kWiderWarps || params.blocks <= kShort)
+      return launch_kernel<Wider>(params, stream);
+    if constexpr (kHasEight) {
+      if (warps < kSixteenWarps) return launch_kernel<Eight>(params, stream);
+    }
+    return launch_kernel<Sixteen>(params, stream);
   }
 };
 

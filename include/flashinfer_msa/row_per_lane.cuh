@@ -2,14 +2,16 @@
 // Kernel scope: one lane a row, for calls with many rows, where bytes and issue slots are all.
 //
 // A thread block takes 32 rows of one head; its warps split their blocks into slices, which stream
-// through shared memory tile by tile. A lane looks only at its own row.
+// through shared memory tile by tile. A lane looks only at its own row, and at one slice of it.
+// Where there are not so many rows, it takes 16 or 8 of them, and two or four lanes of each warp
+// have slices of the same one.
 //  1. Over the first tiles, and the last, a sorting network over group maxima, merged across the
 //     warps, gives every row a first threshold: a score that enough blocks reach.
 //  2. Of every tile, scores that pass the threshold go to the lane's own list. Passing is rare. At
 //     checkpoints, ever further apart, the warps' lists together give a better threshold; a list
 //     that fills up before is cut back to its own best blocks. So no input overflows it.
-//  3. The warps' lists, sorted and merged, give the exact threshold. Every warp counts its blocks
-//     above and at it, and writes them at their final places: ascending ids without a sort.
+//  3. The lanes' lists, sorted and merged, give the exact threshold. For every slice its blocks
+//     above and at it are counted, and written at their final places: ascending ids without a sort.
 // One warp alone for 32 rows does the least work, and needs no other.
 #pragma once
 
@@ -22,13 +24,15 @@
 namespace flashinfer_msa {
 
 // kAnyStart: for lines of tokens that may start anywhere in 16 bytes.
-template <class PolicyT, bool kBlocksTogether, int kWarpsT, int kTilesT, bool kAnyStart>
+template <class PolicyT, bool kBlocksTogether, int kWarpsT, int kTilesT, int kRowsT, bool kAnyStart>
 struct RowPerLaneOf {
   using Policy = PolicyT;
   using Score = typename Policy::Score;
   static constexpr int kWarps = kWarpsT;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kShares = 1;
+  using Rows = RowGroup<kRowsT>;
+  static constexpr int kSlices = kWarps * Rows::kMembers;       // of a row
   static constexpr int kTiles = kTilesT;                        // of a warp's ring
   static constexpr int kWidth = Policy::kTopK <= 16 ? 16 : 32;  // of the sorting networks
   static constexpr int kGroups = kWarps == 1 ? kTileBlocks : kWidth;
@@ -37,24 +41,24 @@ struct RowPerLaneOf {
   // Tiles of a slice, so that a first threshold of one less will do, and before its end, so that
   // reading one twice does not show.
   static constexpr int kMiddleSlice = kWarps == 1 ? 14 : 7;
-  static constexpr int kLongSlice = kWarps == 1 ? 18 : 14;
+  static constexpr int kLongSlice = kWarps == 1 ? 18 : Rows::kMembers == 1 ? 14 : 7;
   static_assert(kLongSlice > kTiles, "the tile at the end is none of the first");
   static_assert(Policy::kTopK <= 32, "wider selections take RowsPerBlock");
-  static_assert(kWarps * kGroups >= 2 * kWidth,
+  static_assert(kSlices * kGroups >= 2 * kWidth,
                 "the first threshold is no more than a third passes");
 
-  using Slice = WarpSlice<kWarps>;
-  using Ring = TileRing<Score, kBlocksTogether, kTiles, kAnyStart>;
+  using Slice = LaneSlice<kSlices>;
+  using Ring = TileRing<Score, kBlocksTogether, kTiles, kAnyStart, Rows::kRows>;
   using List = LaneList<2 * kWidth, kWidth>;
   static constexpr int kAtOnce = List::kStep;  // candidates of a tile that are listed at once
   // Tiles that are copied before the extents are known.
   static constexpr int kAhead = kWarps == 1 ? 2 : kTiles > 1 ? 1 : 0;
   static_assert(kAhead < kTiles, "the last of the first tiles depends on the extents");
-  using Merge = LaneMerge<kWarps, kWidth>;
+  using Merge = LaneMerge<kWarps, kWidth, Rows>;
   struct Storage {
     union {
       typename Ring::Storage ring[kWarps];
-      int32_t answer[kWarpSize][Policy::kTopK + 1];  // one column of padding: no bank conflicts
+      int32_t answer[Rows::kRows][Policy::kTopK + 1];  // one column of padding: no bank conflicts
     };
     typename List::Storage list[kWarps];
     typename Merge::Storage merge[kWarps > 1];
@@ -63,24 +67,28 @@ struct RowPerLaneOf {
   const Params& params;
   Storage& smem;
 
-  static Grid grid(const Params& p) { return grid_of_tokens(p, kWarpSize); }
+  static Grid grid(const Params& p) { return grid_of_tokens(p, Rows::kRows); }
 
   FLASHINFER_MSA_DEVICE void run() {
-    const int first_token = block_x() * kWarpSize;
-    const int token = existing_token(params, first_token + lane_index());
+    const int first_token = block_x() * Rows::kRows;
+    const int token = existing_token(params, first_token + Rows::row());
     const int head = params.first_head + block_y();
     wait_for_producer(params.scores);
     const int limit = Row<Policy>::limit(params, token);
     Ring ring(smem.ring[warp_index()], params, head, first_token);
     // As if some row had all blocks: where slices begin depends on the extents.
     const int tiles = Slice::tiles_for(params.blocks + Ring::most_late(params));
-    if (kWarps > 1) ring.skip(warp_index() * tiles);
+    if (kSlices > 1) {
+      ring.skip(warp_index() * Rows::kMembers * tiles);
+      ring.set_slice(tiles);
+    }
     copy_first(ring, 0, kAhead, tiles);
     const Row<Policy> row = Row<Policy>::of_limit(params, limit);
     const int wanted = Policy::wanted(params);
-    const Slice slice(row, ring.blocks_late(), wanted);
-    if (kWarps > 1 && slice.tiles != tiles) {
-      ring.skip(slice.first / kTileBlocks - warp_index() * tiles - kAhead);
+    const Slice slice(row, Merge::own_slice(), ring.blocks_late(), wanted);
+    if (kSlices > 1 && slice.tiles != tiles) {
+      ring.skip(warp_index() * Rows::kMembers * (slice.tiles - tiles) - kAhead);
+      ring.set_slice(slice.tiles);
       wait_copies<0>();
       sync_warp();
       copy_first(ring, 0, kAhead, slice.tiles);
@@ -89,7 +97,8 @@ struct RowPerLaneOf {
 
     // Of a long slice a tile at its end is looked at first too: where scores rise all along, nearly
     // all would pass a threshold of the first.
-    const int end_tile = slice.last_tile_with(kWidth);
+    int end_tile = slice.last_tile_with(kWidth);
+    if (Rows::kMembers > 1) end_tile = warp_max(end_tile);
     const bool with_end = end_tile >= kLongSlice;
     copy_first(ring, kAhead, kTiles - 1, slice.tiles);
     if (with_end) ring.skip(end_tile + 1 - kTiles);
@@ -272,11 +281,11 @@ struct RowPerLaneOf {
       list.sort(best);
       share = Merge{smem.merge[0]}.share(best, wanted);
     }
-    int32_t (&answer)[Policy::kTopK + 1] = smem.answer[lane_index()];
+    int32_t (&answer)[Policy::kTopK + 1] = smem.answer[Rows::row()];
     int slot = row.begin + share.before;
     list.visit_best(share.threshold, share.ties,
                     [&](int block) { answer[slot++] = first + block; });
-    if (warp_index() == 0) {  // the forced blocks, and -1 where there is nothing
+    if (Merge::own_slice() == 0) {  // the forced blocks, and -1 where there is nothing
       for (int i = 0; i < row.begin; ++i) answer[i] = i;
       for (int i = row.begin + share.chosen; i < Policy::topk(params); ++i) {
         answer[i] = row.after_chosen(i, share.chosen);
@@ -286,17 +295,17 @@ struct RowPerLaneOf {
 
   // Writes the rows: consecutive threads, consecutive slots.
   FLASHINFER_MSA_DEVICE void write(int head, int first_token) const {
-    constexpr int kRows = kThreads / kWidth;  // written at once
-    static_assert(kWarpSize % kRows == 0, "no row past the last");
+    constexpr int kWritten = kThreads / kWidth;  // rows, at once
+    static_assert(Rows::kRows % kWritten == 0, "no row past the last");
     const int topk = Policy::topk(params);
     const int left = params.tokens - first_token;
-    const int rows = left < kWarpSize ? left : kWarpSize;
+    const int rows = left < Rows::kRows ? left : Rows::kRows;
     const int slot = thread_index() % kWidth, row = thread_index() / kWidth;
     const int64_t row_stride = int64_t{params.heads} * topk;
     int32_t* to = params.output + (int64_t{first_token + row} * params.heads + head) * topk + slot;
     if (slot >= topk) return;
     FLASHINFER_MSA_UNROLL
-    for (int i = 0; i < kWarpSize; i += kRows, to += kRows * row_stride) {
+    for (int i = 0; i < Rows::kRows; i += kWritten, to += kWritten * row_stride) {
       if (i + row < rows) *to = smem.answer[i + row][slot];
     }
   }
@@ -304,12 +313,13 @@ struct RowPerLaneOf {
 
 // Which of the two it is, the call tells: lines that may start anywhere need more room and steps,
 // from which those that are aligned would take a sixth longer.
-template <class PolicyT, bool kBlocksTogether, int kWarps, int kTiles>
+template <class PolicyT, bool kBlocksTogether, int kWarps, int kTiles, int kRows = kWarpSize,
+          int kAnyTiles = kTiles>
 struct RowPerLane {
   using Policy = PolicyT;
   static constexpr bool kAnyStart = !kBlocksTogether && Policy::kTopK <= 16;  // wider lack the room
-  using Aligned = RowPerLaneOf<Policy, kBlocksTogether, kWarps, kTiles, false>;
-  using AnyStart = RowPerLaneOf<Policy, kBlocksTogether, kWarps, kTiles, kAnyStart>;
+  using Aligned = RowPerLaneOf<Policy, kBlocksTogether, kWarps, kTiles, kRows, false>;
+  using AnyStart = RowPerLaneOf<Policy, kBlocksTogether, kWarps, kAnyTiles, kRows, kAnyStart>;
   static constexpr int kThreads = Aligned::kThreads;
   static constexpr int kShares = Aligned::kShares;
   union Storage {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warp scope: the blocks of 32 rows that one warp of several looks at. Slices are the same for all
-// rows of the thread block, so that the warps' blocks are in ascending order.
+// Lane scope: the blocks of its row that one lane of several looks at, a slice of them. Slices are
+// the same for all rows of the thread block, and in ascending order from warp to warp.
 #pragma once
 
 #include "row.cuh"
@@ -9,25 +9,26 @@ namespace flashinfer_msa {
 
 constexpr int kTileBlocks = 32;
 
-template <int kWarps>
-struct WarpSlice {
+// kSlices: of a row, in all.
+template <int kSlices>
+struct LaneSlice {
   int last;        // end of the longest middle
   int tiles;       // of a slice
   int first;       // its first block
   int begin, end;  // of the lane's middle, counted from there
 
   template <class RowT>
-  FLASHINFER_MSA_DEVICE WarpSlice(const RowT& row, int late, int wanted) {
+  FLASHINFER_MSA_DEVICE LaneSlice(const RowT& row, int index, int late, int wanted) {
     last = warp_max(late + row.end);
     tiles = tiles_for(last);
-    first = warp_index() * tiles * kTileBlocks;
+    first = index * tiles * kTileBlocks;
     begin = late + row.begin - first;
     end = wanted > 0 ? late + row.end - first : begin;
   }
 
   // Tiles of a slice, where there are so many blocks.
   static FLASHINFER_MSA_DEVICE int tiles_for(int blocks) {
-    return (blocks + kWarps * kTileBlocks - 1) / (kWarps * kTileBlocks);
+    return (blocks + kSlices * kTileBlocks - 1) / (kSlices * kTileBlocks);
   }
 
   // The last tile that has so many blocks of the longest middle, 0 if there is none.

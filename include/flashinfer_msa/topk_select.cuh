@@ -97,9 +97,12 @@ struct TopKSelect {
   // Rows from which a lane or a quad of lanes a row wins over a warp or a thread block.
   static int64_t least_many_rows(const Params& p) {
     if (has_adjacent_tokens(p)) {
-      return p.blocks <= 128 ? 5632 : p.blocks <= 384 ? 7168 : p.blocks <= 512 ? 3072 : 2304;
+      if (p.blocks <= 512) return p.blocks <= 128 ? 5632 : p.blocks <= 384 ? 7168 : 3072;
+      // More than one thread block of eight rows a processor. Lines that start anywhere take lanes
+      // longer, what reads them score by score does not care.
+      return p.aligned || p.blocks <= 1024 || p.blocks > 8192 ? 1057 : 2304;
     }
-    return p.blocks <= 2048 ? 4096 : 2304;
+    return p.blocks <= 1024 ? 4096 : p.blocks <= 2048 ? 1792 : 512;
   }
 
   // Whether all that lies together starts at multiples of 16 bytes, so that it can be copied so.

@@ -84,11 +84,10 @@ def bounds() -> list[Case]:
         2048: (32, 128, 576),
         4096: (32, 128),
         8192: (29, 49, 96),
-        9000: (576,),
     }
     # The same of one head; all but the first have an odd number of rows before or behind them.
-    alone = {8192: (24, 193), 9000: (65, 121, 241, 529), 40_000: (16, 31)}
-    for_p = {128: (1024,), 2048: (1024,), 8192: (576,)}  # where blocks lie together
+    alone = {8192: (24, 193), 1024: (1057,), 9000: (65, 121, 241, 529), 40_000: (16, 31)}
+    for_p = {128: (1024,), 2048: (448,), 8192: (128,)}  # where blocks lie together
     pairs = [(p + more, s) for s, ends in blocks.items() for p in ends for more in (0, 1)]
     pairs += [(p, s - less) for p, starts in rows.items() for s in starts for less in (1, 0)]
     cases = [Case("prefill" if s >= 512 else "decode", 4, p, s) for p, s in pairs]
@@ -98,7 +97,9 @@ def bounds() -> list[Case]:
     ends = [(p + more, 64) for p in (512, 2048, 8192) for more in (0, 1)]
     ends += [(p, s - less) for p, starts in for_p.items() for s in starts for less in (1, 0)]
     cases += [Case("prefill" if s >= 512 else "decode", 4, p, s, order="P") for p, s in ends]
-    one_head = [Case("prefill", 1, 2048, n) for n in (8448, 8449, 12_768, 12_769)]  # of warps
+    one_head = [Case("prefill", 1, 2048, n) for n in (4225, 8449, 12_769)]  # of warps
+    one_head += [replace(case, tokens=case.tokens - 1) for case in one_head]
+    cases += [Case("prefill", 1, 2048, n, order="P") for n in (2112, 2113)]
     return cases + [replace(case, order=order) for case in one_head for order in "SP"]
 
 
@@ -126,6 +127,7 @@ def neighbours() -> list[Case]:
     lengths = (17, 200, 6000, 16384, 131072)
     blocks = [Case("decode", 4, p, s) for p in lengths for s in (1, 16, 256)]
     large = [Case("prefill", 4, p, s) for p, s in ((64, 4096), (512, 16384), (512, 65536))]
+    large += [Case("prefill", 4, p, s) for p in (1024, 2048, 8192) for s in (512, 513)]
     large += [Case("prefill", 4, 8192, 65536), Case("decode", 4, 131072, 512)]
     regimes = [Case("decode", 4, 512, 64), few, Case("decode", 4, 8192, 64), many]
     regimes.append(Case("prefill", 4, 128, 8192))

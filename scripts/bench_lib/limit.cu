@@ -55,7 +55,7 @@ template <int kWarps, int kTiles>
 struct ReadTiles {
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kShares = 1;
-  using Ring = TileRing<float, false, kTiles, false>;
+  using Ring = TileRing<float, false, kTiles, false, kWarpSize>;
   struct Storage {
     typename Ring::Storage ring[kWarps];
   };

@@ -24,9 +24,9 @@ def kernel_of(case: Case) -> int | None:
         return None
     if case.blocks == 512 and 64 <= rows < 768:
         return _PER_WARP
-    if case.blocks == 8192 and 384 <= rows < 2304:
+    if case.blocks == 8192 and 384 <= rows <= 1056:
         return _BY_HALVES
-    if case.blocks >= 512 and rows >= 3072:
+    if case.blocks >= 512 and warps >= 133:
         return _PER_LANE if warps >= 400 else _PER_LANE_WIDER if warps < 265 else None
     return None
 

@@ -54,10 +54,13 @@ SMALLEST: dict[str, Shape] = {
     "RowPerQuad": (7, 180, 1827),
     "RowPerLane Lean S": (25, 640, 1016),
     "RowPerLane Wide S": (10, 704, 856),
-    "RowPerLane Wider S": (4, 704, 1048),
+    "RowPerLane Wider S": (4, 704, 1080),
+    "RowPerLane Sixteen S": (5, 1000, 264),
     "RowPerLane Lean P": (25, 104, 1021),
     "RowPerLane Wide P": (10, 712, 857),
-    "RowPerLane Wider P": (4, 712, 1051),
+    "RowPerLane Wider P": (4, 712, 1085),
+    "RowPerLane Sixteen P": (4, 1104, 533),
+    "RowPerLane Eight P": (3, 2112, 173),
 }
 # As near to the bounds as can be, each head and token with scores of its own, and no alignment.
 NEAREST: dict[str, Shape] = {
@@ -94,10 +97,13 @@ NEAREST: dict[str, Shape] = {
     "RowPerQuad": (103, 33, 55),
     "RowPerLane Lean S": (820, 257, 9),
     "RowPerLane Wide S": (266, 385, 12),
-    "RowPerLane Wider S": (1, 513, 2305),
+    "RowPerLane Wider S": (133, 513, 8),
+    "RowPerLane Sixteen S": (1, 513, 1057),
     "RowPerLane Lean P": (820, 41, 5),
     "RowPerLane Wide P": (266, 129, 17),
-    "RowPerLane Wider P": (3, 129, 1366),
+    "RowPerLane Wider P": (133, 129, 31),
+    "RowPerLane Sixteen P": (1, 1025, 2113),
+    "RowPerLane Eight P": (1, 2049, 512),
 }
 
 

@@ -30,12 +30,13 @@ POLICIES = ("forward", "backward", "random")
 # Who chooses the kernel. "some" and "some_many" are the kernels for some rows a thread block,
 # whatever the number of rows, "slices", "halves" and "halves_many" those for the longest of them,
 # whatever their length, "quad" that for a quad of lanes a row; all want tokens that lie together.
-# "lean", "wide" and "wider" are those for a row a lane. In those with a number so many thread
+# "lean", "wide", "wider" and "sixteen" are those for a row a lane or several lanes, as is "eight",
+# "sixteen" where there is none. In those with a number so many thread
 # blocks share a row.
 FAMILIES = (
     "dispatch", "few", "many", "some", "some_many", "slices", "halves", "halves_many", "quad",
     "lean", "wide", "wider", "few2", "few4", "few8", "some4", "slices2", "slices4", "slices8",
-    "halves4",
+    "halves4", "sixteen", "eight",
 )  # fmt: skip
 ALL_FEATURES = -1
 
