@@ -111,7 +111,9 @@ def _size_of_lanes(topk: int, warps: int, blocks: int, together: bool) -> str:
     """Return the size of RowPerLane for so many warps of 32 rows."""
     eight, wider = ("Eight", "Wider") if topk <= NARROW else ("Sixteen", "Wide")
     sizes = ("Sixteen" if together else eight, "Sixteen", wider, "Wide", "Lean")
-    return sizes[max(2 * (blocks <= 512), sum(warps >= bound for bound in WARP_BOUNDS[:4]))]
+    if blocks <= 512 and warps < WARP_BOUNDS[2]:
+        return wider
+    return sizes[sum(warps >= bound for bound in WARP_BOUNDS[:4])]
 
 
 def _kernel_of_long_rows(topk: int, shape: Shape, clusters: bool) -> str:

@@ -21,7 +21,6 @@ from dispatch import (
     WIDEST_HALVES,
     WIDEST_MANY_ROWS,
     Shape,
-    around,
     family_of,
     kernel_of,
     kernel_of_strides,
@@ -47,6 +46,12 @@ SPECS = (
 SPEC = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 BOTH_ORDERS = ("s_contiguous", "p_contiguous")
 CHUNK = {"f32": 4, "bf16": 8}  # scores in 16 bytes
+
+
+def strides(layout: str, shape: Shape, more: int) -> Strides:
+    """Return strides of room for a shape; lines are aligned, or with one `more` are not."""
+    heads, blocks, tokens = (16 * -(-size // 16) + more for size in shape)
+    return LAYOUTS[layout](heads, blocks, tokens)
 
 
 @cache
@@ -134,12 +139,8 @@ def test_no_row_is_shared_where_the_gpu_has_no_clusters(spec):
 def test_no_bound_is_missing_from_the_list(spec, layout):
     """Both scans ask the headers themselves, of lines that are aligned or, the second, are not."""
 
-    def strides(shape: Shape, more: int) -> Strides:
-        heads, blocks, tokens = (16 * -(-size // 16) + more for size in shape)
-        return LAYOUTS[layout](heads, blocks, tokens)
-
     def bounds(shapes: list[Shape], more: int = 0) -> set[Shape]:
-        names, _ = launched(spec, [(shape, strides(shape, more)) for shape in shapes])
+        names, _ = launched(spec, [(shape, strides(layout, shape, more)) for shape in shapes])
         pairs = zip(shapes, names, names[1:], strict=False)
         return {shape for shape, before, after in pairs if before != after}
 
@@ -162,13 +163,14 @@ def test_the_sweep_meets_every_kernel_and_both_sides_of_every_bound(topk):
             [*shapes_round_few_tokens(topk)],
             [*shapes_round_many_warps()],
         ):
-            here = {shape: kernel_of(topk, shape, layout) for shape in shapes}
-            met |= set(here.values())
-            for (heads, blocks, tokens), kernel in here.items():
-                if here.get((heads, blocks - 1, tokens), kernel) != kernel:
-                    crossed.add(blocks)
-                if heads == 1 and here.get((1, blocks, tokens - 1), kernel) != kernel:
-                    crossed.add(f"{tokens} rows")
+            met |= {kernel_of(topk, shape, layout) for shape in shapes}
+            for more in (0, 1):
+                here = {s: kernel_of_strides(topk, s, strides(layout, s, more)) for s in shapes}
+                for (heads, blocks, tokens), kernel in here.items():
+                    if here.get((heads, blocks - 1, tokens), kernel) != kernel:
+                        crossed.add(blocks)
+                    if heads == 1 and here.get((1, blocks, tokens - 1), kernel) != kernel:
+                        crossed.add(f"{tokens} rows")
     every = {*BLOCK_BOUNDS, *(f"{rows} rows" for rows in (*ROW_BOUNDS, *FIRST_ROWS))}
     if topk > NARROW:
         every -= {f"{FIRST_ROWS[0]} rows", f"{FIRST_ROWS[2]} rows", "384 rows"}
@@ -176,9 +178,7 @@ def test_the_sweep_meets_every_kernel_and_both_sides_of_every_bound(topk):
     if topk > WIDEST_MANY_ROWS:
         many = [rows for rows in (*ROW_BOUNDS, *FIRST_ROWS) if rows > 768]
         every -= {f"{rows} rows" for rows in many}
-    near = {rows for bound in (*ROW_BOUNDS, *FIRST_ROWS) for rows in around(bound)}
-    turns = {f"{rows} rows" for rows in near if rows % 4 < 2}  # where lines are aligned, or no more
-    assert every <= crossed <= every | turns
+    assert crossed == every
     assert met == set(kernels(topk))
 
 
@@ -214,7 +214,7 @@ def test_the_bench_times_both_sides_of_every_bound(monkeypatch):
     from bench_lib.cases import bounds, neighbours, recorded
 
     full = {*recorded(), *neighbours()}
-    assert len(full) < 280
+    assert len(full) < 275
     timed: dict[tuple[str, Shape], str] = {}
     for case in bounds():
         shape = (case.heads, case.blocks, case.tokens)

@@ -2,6 +2,8 @@
 // Launch scope: the kernels for many rows, and which of them takes which shape.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "row_per_lane.cuh"
 #include "row_per_quad.cuh"
@@ -47,8 +49,8 @@ struct ManyRowsKernels {
   using Wide = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 2 : 1>;
   using Wider = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 3 : 1>;
   using Sixteen = RowPerLane<Policy, kBlocksTogether, 4, kNarrow ? 3 : 1, 16, kAnyTiles>;
-  using Eight = RowPerLane<Policy, kBlocksTogether, 4, 3, 8>;
-  static constexpr bool kHasEight = kNarrow && kBlocksTogether;
+  using Eight = std::conditional_t<kNarrow && kBlocksTogether,
+                                   RowPerLane<Policy, kBlocksTogether, 4, 3, 8>, Sixteen>;
 
   template <class Kernel>
   static constexpr bool fit_processor(int blocks) {  // of an H200, where lines are aligned
@@ -57,28 +59,22 @@ struct ManyRowsKernels {
   static_assert(!kNarrow || (fit_processor<Lean>(8) && fit_processor<Wide>(3)),
                 "what the bounds below were measured with");
 
+  static constexpr int kShort = 512;        // blocks up to which Wider wins over those two
   static constexpr int kSixteenWarps = 67;  // of 32 rows each, from which Sixteen wins over Eight,
-  static constexpr int kWiderWarps = 133;   // from which, and for so few blocks, Wider,
-  static constexpr int kShort = 512;
-  static constexpr int kWideWarps = 265;  // from which Wide,
-  static constexpr int kLeanWarps = 400;  // and from which Lean wins
+  static constexpr int kWiderWarps = 133;   // from which Wider,
+  static constexpr int kWideWarps = 265;    // from which Wide,
+  static constexpr int kLeanWarps = 400;    // and from which Lean wins
 
-  static cudaError_t prepare() {
-    const cudaError_t error = prepare_kernels<Lean, Wide, Wider, Sixteen>();
-    if constexpr (kHasEight) return error == cudaSuccess ? prepare_kernel<Eight>() : error;
-    return error;
-  }
+  static cudaError_t prepare() { return prepare_kernels<Lean, Wide, Wider, Sixteen, Eight>(); }
 
   static cudaError_t launch(const Params& params, cudaStream_t stream) {
     const int64_t warps = warps_of_rows(params);
     if (warps >= kLeanWarps) return launch_kernel<Lean>(params, stream);
     if (warps >= kWideWarps) return launch_kernel<Wide>(params, stream);
-    if (warps >= kWiderWarps || params.blocks <= kShort)
-      return launch_kernel<Wider>(params, stream);
-    if constexpr (kHasEight) {
-      if (warps < kSixteenWarps) return launch_kernel<Eight>(params, stream);
-    }
-    return launch_kernel<Sixteen>(params, stream);
+    const bool is_short = params.blocks <= kShort;
+    if (warps >= kWiderWarps || is_short) return launch_kernel<Wider>(params, stream);
+    if (warps >= kSixteenWarps) return launch_kernel<Sixteen>(params, stream);
+    return launch_kernel<Eight>(params, stream);
   }
 };
 

@@ -312,10 +312,12 @@ struct TileRing {
     return kBlocksTogether ? column : member * Storage::kStretch + column;
   }
   static FLASHINFER_MSA_DEVICE int index(int line, int at) {
-    if constexpr (!kBlocksTogether) return line * Storage::kLine + at;
-    // A line has kChunks chunks; 128 bytes of banks hold 8 of them.
-    const int turn = line / (8 / kChunks) % kChunks;
-    return line * Storage::kLine + ((at / kChunk) ^ turn) * kChunk + at % kChunk;
+    if constexpr (!kBlocksTogether) {
+      return line * Storage::kLine + at;
+    } else {  // a line has kChunks chunks; 128 bytes of banks hold 8 of them
+      const int turn = line / (8 / kChunks) % kChunks;
+      return line * Storage::kLine + ((at / kChunk) ^ turn) * kChunk + at % kChunk;
+    }
   }
 };
 

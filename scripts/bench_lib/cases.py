@@ -127,7 +127,7 @@ def neighbours() -> list[Case]:
     lengths = (17, 200, 6000, 16384, 131072)
     blocks = [Case("decode", 4, p, s) for p in lengths for s in (1, 16, 256)]
     large = [Case("prefill", 4, p, s) for p, s in ((64, 4096), (512, 16384), (512, 65536))]
-    large += [Case("prefill", 4, p, s) for p in (1024, 2048, 8192) for s in (512, 513)]
+    large += [Case("prefill", 4, p, s) for p in (2048, 8192) for s in (512, 513)]
     large += [Case("prefill", 4, 8192, 65536), Case("decode", 4, 131072, 512)]
     regimes = [Case("decode", 4, 512, 64), few, Case("decode", 4, 8192, 64), many]
     regimes.append(Case("prefill", 4, 128, 8192))

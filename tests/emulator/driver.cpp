@@ -114,13 +114,12 @@ cudaError_t launch_family(int64_t family, const flashinfer_msa::Params& params) 
       return tokens ? launch_kernel<typename TokensTogether::Wider>(params, nullptr)
                     : launch_kernel<typename BlocksTogether::Wider>(params, nullptr);
     }
-    if constexpr (BlocksTogether::kHasEight) {
-      if (family == 21 && !tokens) {
-        return launch_kernel<typename BlocksTogether::Eight>(params, nullptr);
-      }
+    if (family == 20) {
+      return tokens ? launch_kernel<typename TokensTogether::Sixteen>(params, nullptr)
+                    : launch_kernel<typename BlocksTogether::Sixteen>(params, nullptr);
     }
-    return tokens ? launch_kernel<typename TokensTogether::Sixteen>(params, nullptr)
-                  : launch_kernel<typename BlocksTogether::Sixteen>(params, nullptr);
+    return tokens ? launch_kernel<typename TokensTogether::Eight>(params, nullptr)
+                  : launch_kernel<typename BlocksTogether::Eight>(params, nullptr);
   }
   return cudaErrorNotSupported;
 }
