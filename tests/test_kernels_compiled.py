@@ -68,9 +68,10 @@ class Usage(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What came of a unit: its PTX, and what ptxas said of it."""
+    """What came of a unit: its PTX, what nvcc said on the way there, and ptxas of it."""
 
     ptx: str
+    warned: str
     said: str
 
 
@@ -92,9 +93,9 @@ def work(tmp_path_factory):
 def _compile(source: Path, text: str, arch: str) -> Compiled:
     ptx = source.with_suffix(".ptx")
     source.write_text(text)
-    _nvcc(*COMPILE_FLAGS, f"-arch=compute_{arch}", "-ptx", source, "-o", ptx)
+    warned = _nvcc(*COMPILE_FLAGS, f"-arch=compute_{arch}", "-ptx", source, "-o", ptx)
     said = _nvcc(f"-arch=sm_{arch}", "-Xptxas=-v", "-cubin", ptx, "-o", source.with_suffix(".out"))
-    return Compiled(ptx.read_text(), said)
+    return Compiled(ptx.read_text(), warned, said)
 
 
 def _nvcc(*arguments: str | Path) -> str:
@@ -151,6 +152,11 @@ def test_kernels_fit_the_gpu(work, spec, arch):
         if shared > SHARED_LIMIT[arch]:
             problems.append(f"{name}: {shared} bytes of shared memory of {SHARED_LIMIT[arch]}")
     assert not problems
+
+
+@by_build
+def test_the_compiler_has_no_warnings(work, spec, arch):
+    assert not "".join(result.result().warned for result in work[spec, arch])
 
 
 @by_build
